@@ -1,4 +1,4 @@
-"""What every benchmark shares: timing, peak memory, and a row in results.csv with hardware, versions and commit."""
+"""Shared by all benchmarks: timing, peak memory, and a row in results.csv with hardware, versions and commit."""
 
 import csv
 import datetime
@@ -24,7 +24,7 @@ PACKAGES = ("torch", "triton", "transformers", "trl", "liger-kernel", "cut-cross
 
 
 def measure(step: Callable[[], Any], *, repeats: int, warmup: int = 2) -> dict[str, Any]:
-    """Median and 20th to 80th percentile of `repeats` runs, and the peak of device memory above what was there."""
+    """Measure the median and the 20th to 80th percentile of `repeats` runs, and the increase in peak device memory."""
     cuda = torch.cuda.is_available()
     for _ in range(warmup):
         step()
@@ -52,7 +52,7 @@ def measure(step: Callable[[], Any], *, repeats: int, warmup: int = 2) -> dict[s
 
 
 def in_own_process(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any] | str:
-    """What `work` returns, with a GPU that holds nothing else of ours; or why there is nothing."""
+    """Run `work` in its own process, so that the GPU holds nothing else of ours; return its result or why it failed."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=_answer, args=(there, work, arguments))
@@ -61,7 +61,7 @@ def in_own_process(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict
     try:
         return here.recv()
     except EOFError:
-        return "the process was killed, perhaps for memory"
+        return "the process was killed, perhaps because of memory"
     finally:
         process.join()
 
@@ -75,7 +75,7 @@ def _answer(pipe: Any, work: Callable[..., dict[str, Any]], arguments: tuple) ->
 
 
 def append(path: Path, **row: Any) -> None:
-    """One line, written at once, so that a run that dies keeps what it measured."""
+    """Append a line at once, so that a run that dies keeps its measurements."""
     row |= {"date": datetime.date.today().isoformat(), "hardware": hardware(), "versions": versions()}
     row["commit"] = commit()
     new = not path.exists()
@@ -105,6 +105,6 @@ def versions() -> str:
 
 
 def commit() -> str:
-    """Of the checkout, marked where files differ from it; or what COMMIT says, for files that came without history."""
+    """Return the checkout's commit, marked if files have changed; or COMMIT, for files without history."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
     return os.environ.get("COMMIT") or subprocess.run(command, capture_output=True, text=True).stdout.strip()

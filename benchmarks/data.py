@@ -1,4 +1,4 @@
-"""What making and reading training sets costs: verification, repeats, held-out items, a whole build, tokens.
+"""The cost of making and reading training sets: verification, deduplication, held-out items, a whole build, tokens.
 
     python benchmarks/data.py
     python benchmarks/data.py --rows 1000 --repeats 3 --variants deduplicate Held.find --output /tmp/data.csv
@@ -8,12 +8,12 @@
 |---|---|---|
 | verify math | N rows, all processors | 400 rows a second on two of them |
 | deduplicate, Held.find | N and 10 N rows, one process | 10x the rows take at most 11x the time |
-| build math | N and 10 N rows, all processors | memory grows by what the repeats are told by, and nothing else |
+| build math | N and 10 N rows, all processors | memory grows only by the keys of the deduplication |
 | tokens | 10 N rows, one process | less than 2 GiB |
 
-Rows are made up (`data_rows.py`). Each variant runs in a process of its own. Memory is the growth of the resident set,
-rows included, for `deduplicate` and `Held.find`, and all of the process (not its workers) for the others. The load of
-the machine is noted: times are good where it is no more than the processes measured.
+Rows are synthetic (`data_rows.py`). Each variant runs in its own process. For `deduplicate` and `Held.find`, memory is
+the growth of the resident set including the rows; for the others, it is all of the process without its workers. The
+load of the machine is noted: times are reliable if it does not exceed the number of measured processes.
 """
 
 import argparse
@@ -44,12 +44,12 @@ from weakdriven.runs.files import write_jsonl
 
 ITEMS = 2000
 HELD = {"gsm8k": 1319, "svamp": 1000, "reclor": 500}
-"""Benchmarks, here with made-up items, and how many they have."""
+"""Number of items of each benchmark; the items here are synthetic."""
 Row = dict[str, Any]
 
 
 def verify_math(count: int, times: int, options: argparse.Namespace) -> Row:
-    """Blocks through the checks of `weakdriven data build math`; other rows each time, for verdicts are remembered."""
+    """Run blocks through the checks of `weakdriven data build math`; new rows each time, as verdicts are cached."""
     questions, _ = make_questions(count, 1)
     settings, verify = BuildSettings(domain="math", sources=["made-up"], benchmarks=[]), verifier(Checks())
     sets = iter([list(math_rows(count, questions, seed)) for seed in range(times + 1)])
@@ -64,7 +64,7 @@ def verify_math(count: int, times: int, options: argparse.Namespace) -> Row:
 
     before, total = os.times(), count * (times + 1)
     row = measure(step, repeats=times, warmup=1)
-    shared_pool().close()  # the time of children counts once they have ended
+    shared_pool().close()  # the time of children counts only after they end
     processor = 1000 * (sum(os.times()[:4]) - sum(before[:4])) / total
     note = f"{rate(count, row)}; {processor:.2f} ms of processor time a row; dropped {dict(dropped)} of {total}"
     return row | {"peak_gib": peak(), "note": note}
@@ -93,7 +93,7 @@ def grown(find: Callable[[list[str], list[Any]], Counter[str]], count: int, time
 
 
 class Steps(Progress):
-    """How long each step of a build takes."""
+    """Records how long each step of a build takes."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -103,7 +103,7 @@ class Steps(Progress):
 
 
 def build_math(count: int, times: int, options: argparse.Namespace) -> Row:
-    """From raw rows to a training set, once: what was built is not built again."""
+    """Build a training set from raw rows, once, because an existing one is not built again."""
     steps = Steps()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -129,7 +129,7 @@ def build_math(count: int, times: int, options: argparse.Namespace) -> Row:
 
 
 def tokens(count: int, times: int, options: argparse.Namespace) -> Row:
-    """Rows of a file -> tokens, as the data stage does it."""
+    """Tokenise the rows of a file as the data stage does."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "train.jsonl"
         questions, _ = make_questions(1000, 1)
@@ -155,7 +155,7 @@ VARIANTS = {
     "tokens": tokens,
 }
 SIZES = {"verify math": (1,), "tokens": (10,)}
-"""How many times N is measured; N and 10 N unless said here."""
+"""Multiples of N that are measured (default: N and 10 N)."""
 
 
 def forget_peak() -> None:
@@ -178,9 +178,9 @@ def run_variant(name: str, count: int, options: argparse.Namespace) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000, help="N")
-    parser.add_argument("--repeats", type=int, default=3, help="of verify math, deduplicate and Held.find")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of verify math, deduplicate and Held.find")
     parser.add_argument("--variants", nargs="*", choices=VARIANTS, default=list(VARIANTS))
-    parser.add_argument("--model", default=EMBEDDED, help="whose tokenizer to use for tokens")
+    parser.add_argument("--model", default=EMBEDDED, help="model whose tokenizer `tokens` uses")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results.csv")
     options = parser.parse_args()
     for name in options.variants:

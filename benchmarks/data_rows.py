@@ -1,4 +1,4 @@
-"""Made-up rows for benchmarks/data.py: questions in words as rare as those of a language, and answers like R1's."""
+"""Synthetic rows for benchmarks/data.py: questions with the word frequencies of a language, and answers like R1's."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -10,13 +10,13 @@ WORDS = 40
 VOCABULARY = [f"w{number:x}".translate(str.maketrans("0123456789", "ghijklmnop")) for number in range(50_000)]
 WEIGHTS = [1 / (rank + 10) for rank in range(len(VOCABULARY))]
 WRONG = 0.15
-"""Share of math rows whose boxed answer is not the gold."""
+"""Share of math rows with a wrong boxed answer."""
 REWRITTEN = 0.5
-"""Share of right answers, other than whole numbers, that are written otherwise than the gold."""
+"""Share of right answers, except whole numbers, that are written differently from the gold."""
 
 
 def make_questions(count: int, items: int) -> tuple[list[str], list[HeldItem]]:
-    """40 words each. Three numbers stand in four of five, none in the fifth, which only its words can tell apart.
+    """Make questions of 40 words; four of five have three numbers, the fifth has none and differs only in its words.
 
     One in twenty is a copy, one in twenty a near copy, one in a hundred a held-out item.
     """
@@ -42,7 +42,7 @@ def make_questions(count: int, items: int) -> tuple[list[str], list[HeldItem]]:
 
 
 def math_rows(count: int, questions: list[str], seed: int = 1) -> Iterator[dict[str, Any]]:
-    """Rows as AM-DeepSeek-R1-Distilled has them: 500 to 4,000 characters of reasoning, one boxed answer."""
+    """Yield rows like those of AM-DeepSeek-R1-Distilled: 500 to 4,000 characters of reasoning, one boxed answer."""
     rng = random.Random(seed)
     filling = " ".join(rng.choices(VOCABULARY, WEIGHTS, k=20_000))
     kinds, weights = zip(*ANSWERS, strict=True)
@@ -69,7 +69,7 @@ def math_rows(count: int, questions: list[str], seed: int = 1) -> Iterator[dict[
 
 
 Answers = tuple[str, str, str]
-"""The gold, the same value written otherwise, another value."""
+"""The gold, the same value written differently, another value."""
 
 
 def whole(rng: random.Random) -> Answers:
@@ -147,4 +147,4 @@ ANSWERS: list[tuple[Callable[[random.Random], Answers], int]] = [
     (several, 3),
     (words, 3),
 ]
-"""Kinds of answers and their share in percent, about those of MATH with more that is no whole number."""
+"""Kinds of answers and their percentages: about those of MATH, with fewer whole numbers."""

@@ -75,6 +75,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": False,
     },
     "pair, packed fourfold": {"pair": True, "micro_batch_size": 32, "packing": True},
+    "pair, packed fourfold, nothing recomputed": {
+        "pair": True,
+        "micro_batch_size": 32,
+        "packing": True,
+        "gradient_checkpointing": False,
+    },
 }
 KERNELS = {
     "attention": r"flash|fmha|attention|softmax_warp",

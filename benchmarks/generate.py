@@ -1,17 +1,17 @@
-"""Generation engines on the same prompts: tokens per second, peak memory, and how many texts are the same.
+"""Generation engines on the same prompts: tokens per second, peak memory, and the number of equal texts.
 
     python benchmarks/generate.py --model DIR --questions gsm8k_test.jsonl --limit 256 --max-new-tokens 512
     python benchmarks/generate.py --model DIR --questions FILE --url http://127.0.0.1:8000     # a vLLM server as well
     python benchmarks/generate.py                                  # the embedded model and its problems, on a CPU
     python benchmarks/generate.py --random qwen2.5-0.5b --limit 600 --max-new-tokens 1024 --mean-length 400
 
-FILE holds one JSON object per line with a `question`; it is put through the model's chat template. Every engine gets
-the same token ids and decodes greedily; `ours, sampled` draws at temperature 0.7 and top-p 0.95. `generate()` is
-transformers' own, in batches of similar length like ours, and each engine's text is compared with its text. In bf16 a
-different batch shape rounds differently, so texts diverge after some tokens without either being wrong.
+FILE has one JSON object per line with a `question`, which is formatted by the model's chat template. All engines get
+the same token ids and decode greedily; `ours, sampled` samples at temperature 0.7 and top-p 0.95. `generate()` is that
+of transformers, in batches of similar length like ours; the texts of all engines are compared with its texts. In bf16,
+different batch shapes round differently, so texts may diverge after some tokens although both are right.
 
-`--random` needs no files: random weights of that shape, prompts of 40 to 200 random tokens. With `--mean-length` so
-many tokens of the vocabulary are stops that rows drawn at temperature 1 end at random, after that many on average.
+`--random` needs no files: random weights of that shape, prompts of 40 to 200 random tokens. With `--mean-length`, part
+of the vocabulary are stop tokens, so that rows sampled at temperature 1 end after that many tokens on average.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SHAPES = {
         num_attention_heads=14,
         num_key_value_heads=2,
         max_position_embeddings=32768,
-        tie_word_embeddings=False,  # the same work, and a random model then does not repeat its last token
+        tie_word_embeddings=False,  # the same cost; tied, a random model repeats its last token
     ),
     "tiny": Qwen2Config(
         vocab_size=512,
@@ -63,7 +63,7 @@ class Numbers:
 
 
 class WithoutGraphs:
-    """Ours with every step launched from Python."""
+    """Our engine without CUDA graphs: Python launches every step."""
 
     def __init__(self, engine: LocalEngine):
         self.engine = engine
@@ -77,7 +77,7 @@ class WithoutGraphs:
 
 
 class Stock:
-    """transformers' generate() in sorted static batches."""
+    """`generate()` of transformers in sorted static batches."""
 
     def __init__(self, model, tokenizer, batch_size: int):
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
@@ -107,7 +107,7 @@ class Stock:
 
 
 def run(engine: Engine, requests: list[Request], sampling: Sampling) -> tuple[list[Completion], float, float]:
-    """Completions in order, seconds, and peak GiB on the device above what was there."""
+    """Return completions in order, seconds, and the increase in peak device memory in GiB."""
     found: dict[int, Completion] = {}
     before = 0
     if torch.cuda.is_available():
@@ -122,7 +122,7 @@ def run(engine: Engine, requests: list[Request], sampling: Sampling) -> tuple[li
 
 
 def random_case(args: argparse.Namespace):
-    """Model, tokenizer, requests and ids of stops, from numbers alone."""
+    """Make a random model, a tokenizer, requests and stop ids."""
     torch.manual_seed(0)
     draw, config = random.Random(0), SHAPES[args.random]
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[args.dtype]
@@ -136,7 +136,7 @@ def random_case(args: argparse.Namespace):
 
 
 def saved_case(args: argparse.Namespace):
-    """The same from a folder and a file of questions."""
+    """Load the same from a model folder and a file of questions."""
     folder = locate_model(args.model)
     tokenizer = load_tokenizer(folder)
     model = load_model(folder, precision=args.dtype).eval()
@@ -154,16 +154,16 @@ def saved_case(args: argparse.Namespace):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded:base")
-    parser.add_argument("--random", choices=SHAPES, help="random weights of a shape instead of a model")
-    parser.add_argument("--mean-length", type=int, help="with --random: rows end at random after so many tokens")
+    parser.add_argument("--random", choices=SHAPES, help="random weights of this shape instead of a model")
+    parser.add_argument("--mean-length", type=int, help="with --random: mean tokens after which rows end at random")
     parser.add_argument("--questions", default="embedded:arithmetic")
     parser.add_argument("--limit", type=int, default=64)
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--batch-size", type=int, help="unset: what fits, the same for ours and generate()")
+    parser.add_argument("--batch-size", type=int, help="default: what fits, the same for our engine and generate()")
     parser.add_argument("--dtype", default="bf16" if torch.cuda.is_available() else "fp32")
     parser.add_argument("--style", default="plain")
     parser.add_argument("--url", help="a vLLM server of the same model")
-    parser.add_argument("--only", nargs="*", help="names of variants, in part")
+    parser.add_argument("--only", nargs="*", help="parts of the names of variants")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.csv"))
     args = parser.parse_args()
 

@@ -1,10 +1,10 @@
-"""Mixed loss, forward and backward: ours against dense logits and against single-head kernels on concatenated heads.
+"""The mixed loss, forward and backward: ours, dense logits, and single-head kernels on concatenated heads.
 
     python benchmarks/joint_loss.py                     # on a GPU: Qwen3-4B's head, 16,384 tokens, bf16
     python benchmarks/joint_loss.py --shape 2048 512 32000 --dtype float32
 
-Memory is the peak above the inputs, so it holds the gradients (1.6 GiB at the default shape). On the CPU each variant
-runs in a process of its own and its memory is the growth of the resident set.
+Memory is the peak above the inputs, so it includes the gradients (1.6 GiB at the default shape). On the CPU, each
+variant runs in its own process, and memory is the growth of the resident set.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def dense(strong, strong_head, weak, weak_head, target):
 
 
 def concatenated(strong, strong_head, weak, weak_head):
-    """One head of both widths gives the mixed logits, at the price of a copy of both."""
+    """Concatenate both heads into one that gives the mixed logits, at the cost of copying both."""
     hidden = torch.cat([STRONG_WEIGHT * strong, (1 - STRONG_WEIGHT) * weak], -1)
     return hidden, torch.cat([strong_head, weak_head], -1)
 
@@ -82,7 +82,7 @@ VARIANTS: dict[str, Loss] = {
 
 
 def make_inputs(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> tuple[list[Tensor], Tensor]:
-    """Logits of unit size and more, as a model's are; every token supervised."""
+    """Make inputs with logits of realistic size; every token is supervised."""
     tokens, width, vocabulary = shape
     torch.manual_seed(0)
     draws = [(tokens, width), (vocabulary, width)] * 2
@@ -92,7 +92,7 @@ def make_inputs(shape: tuple[int, int, int], dtype: torch.dtype, device: str) ->
 
 
 def exact_gradients(inputs: list[Tensor], target: Tensor, chunk: int = 512) -> list[Tensor]:
-    """In float64, by autograd on dense logits of a few tokens at a time."""
+    """Compute gradients in float64 by autograd, on dense logits of a few tokens at a time."""
     leaves = [x.detach().double().requires_grad_() for x in inputs]
     for rows in torch.arange(len(target), device=target.device).split(chunk):
         dense64 = STRONG_WEIGHT * leaves[0][rows] @ leaves[1].T + (1 - STRONG_WEIGHT) * leaves[2][rows] @ leaves[3].T
@@ -101,7 +101,7 @@ def exact_gradients(inputs: list[Tensor], target: Tensor, chunk: int = 512) -> l
 
 
 def errors(loss: Loss, inputs: list[Tensor], target: Tensor, exact: list[Tensor]) -> str:
-    """Relative error (Frobenius) of the gradients of strong states, strong head, weak states, weak head."""
+    """Return the relative errors (Frobenius) of the gradients of strong states, strong head, weak states, weak head."""
     gradients = torch.autograd.grad(loss(*inputs, target), inputs)
     parts = [
         sum(float((g.double() - e).square().sum()) for g, e in zip(mine.split(8192), true.split(8192), strict=True))
@@ -112,7 +112,7 @@ def errors(loss: Loss, inputs: list[Tensor], target: Tensor, exact: list[Tensor]
 
 
 def products(inputs: list[Tensor], chunk: int = 2048) -> Callable[[], None]:
-    """The six matrix products alone: the floor."""
+    """Compute only the six matrix products, as the lower bound."""
     strong, strong_head, weak, weak_head = (x.detach() for x in inputs)
     logits = torch.empty(chunk, len(strong_head), dtype=strong.dtype, device=strong.device).normal_()
     head_gradient = torch.empty_like(strong_head)
@@ -138,7 +138,7 @@ def run_variant(
             x.grad = None
 
     if device == "cpu":
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far: that of making the inputs
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak, which includes making the inputs
         before = memory_kib("VmRSS")
     row = measure(step, repeats=repeats)
     if device == "cpu":
@@ -176,7 +176,7 @@ def main() -> None:
         try:
             if device == "cuda":
                 row = run_variant(name, shape, dtype, device, options.repeats)
-                if "anchor" not in name:  # another loss, with gradients of its own
+                if "anchor" not in name:  # the anchor changes the loss and its gradients
                     row["note"] = errors(VARIANTS[name], inputs, target, exact)
             else:
                 with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -3,9 +3,9 @@
     python benchmarks/joint_step.py                      # Qwen3-4B, 4 x 4096 tokens, bf16 weights and optimizer state
     python benchmarks/joint_step.py --model 8b --variants "pair, all recomputed, fp8 AdamW"
 
-Each variant runs in a process of its own. Memory is the peak of everything: weights, gradients, optimizer state,
-activations. Utilisation counts the products of the method (6 per weight and token, and causal attention), not what is
-computed again, against 790 TFLOP/s, the rate of a large bf16 product on an H200.
+Each variant runs in its own process. Memory is the total peak: weights, gradients, optimizer state, activations.
+Utilisation counts the operations of the method (6 per weight and token, and causal attention) without recomputation,
+relative to 790 TFLOP/s, the rate of a large bf16 product on an H200.
 """
 
 import argparse
@@ -50,7 +50,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class FusedSFT(nn.Module):
-    """One model with Liger's fused head and loss: the fastest SFT that we know."""
+    """One model with Liger's fused head and loss, the fastest SFT that we know."""
 
     def __init__(self, model: Any):
         super().__init__()
@@ -80,7 +80,7 @@ def build(size: str, *, liger: bool, keep_what: str) -> Any:
 
 
 def adapted(base: Any, count: int) -> list[Any]:
-    """Models with a LoRA adapter of rank 16 each on every projection, over one base."""
+    """Make models with a LoRA adapter of rank 16 on every projection, over one base."""
     bases = [base, *(twin(base) for _ in range(count - 1))]
     config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     models = [add_adapter(model, config, seed=number) for number, model in enumerate(bases)]
@@ -92,7 +92,7 @@ def adapted(base: Any, count: int) -> list[Any]:
 
 
 def flops(model: Any, batch: int, length: int) -> float:
-    """Forward and backward of one model: products with weights and the head, and causal attention."""
+    """Count the operations of one model, forward and backward: products with weights and head, and causal attention."""
     config = model.config
     weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed_tokens" not in name)
     if config.tie_word_embeddings:
@@ -133,7 +133,7 @@ def run_variant(name: str, size: str, batch: int, length: int, repeats: int) -> 
     row = measure(step, repeats=repeats, warmup=3)
     held = torch.cuda.memory_allocated() / 2**30
     row["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-    if options["lora"]:  # the weights' own gradients are not computed, so the count above would be too high
+    if options["lora"]:  # frozen weights get no gradient, so the count above is too high
         row["note"] = f"weights, adapters and optimizer {held:.2f} GiB"
     else:
         row["note"] = f"MFU {work / row['median_ms'] * 1000 / PEAK:.1%}"

@@ -1,15 +1,15 @@
-"""One optimizer step of every method, as the package's own trainer takes it: what a baseline costs beside SFT and TRL.
+"""One optimizer step of every method with the package's trainers: the cost of a baseline relative to SFT and TRL.
 
     python benchmarks/methods.py                                   # Qwen2.5-0.5B, 4 x 2048 tokens or 4 pairs of 1024
     python benchmarks/methods.py --model 4b --methods sft,sft_fused,undial
     python benchmarks/methods.py --model tiny --length 128 --prompt 16 --completion 48 --out /tmp/methods.csv     # CPU
 
-Random weights and tokens, one micro-batch a step, the package's defaults (all recomputed, Liger's layers on CUDA), each
-method in a process of its own. A step lasts from its beginning to that of the next, so it holds the loading of rows and
-the logging; memory is the peak of everything during the steps that are timed. Each row comes twice, so that one sees
-whether the reference of DPO is asked once for each pair. `sft` is TRL's SFTTrainer with its tiled head, which measures
-entropy and accuracy too; `sft_fused` has the head of this package. `trl_dpo` is TRL's DPOTrainer with the layers of
-`dpo`, `trl_dpo_stock` with those of transformers, and `trl_dpo_each_step` runs the reference along.
+Random weights and tokens, one micro-batch per step, the package's defaults (all recomputed, Liger's layers on CUDA),
+each method in its own process. A step lasts until the next one begins, so it includes the loading of rows and logging.
+Memory is the total peak during the timed steps. Each row is used twice, to show whether DPO's reference runs only once
+per pair. `sft` is TRL's SFTTrainer with its tiled head, which also measures entropy and accuracy; `sft_fused` has the
+head of this package. `trl_dpo` is TRL's DPOTrainer with the layers of `dpo`, `trl_dpo_stock` with those of
+transformers, and `trl_dpo_each_step` runs the reference in every step.
 """
 
 import argparse
@@ -59,12 +59,12 @@ SIZES: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
     "tiny": (Qwen2Config, QWEN2, (4096, 224, 512, 2)),
 }
 REFERENCES = {"sft": ("sft", "sft_fused"), "dpo": ("trl_dpo", "trl_dpo_stock")}
-"""What a method is compared with; the limits below are for the faster of the two."""
+"""What a method is compared with; the limits below are relative to the faster of the two."""
 LIMITS = {"undial": 1.4, "dpo": 1.1}
 
 
 class Clock(TrainerCallback):
-    """Times at which steps begin, the peak of memory after the first of them, and what a reference has cost."""
+    """Records when steps begin, the peak memory after the dropped steps, and the cost of a reference."""
 
     def __init__(self, steps: int, dropped: int):
         self.steps, self.dropped = steps, dropped
@@ -79,10 +79,10 @@ class Clock(TrainerCallback):
         self.begins.append(time.perf_counter())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_save = False  # several processes write one at the last step
+        control.should_save = False  # else several processes save at the last step
 
     def count(self, owner: Any, function: str, note: str, size: Callable[..., int] | None = None) -> None:
-        """Adds the seconds spent in a function to a note, or what `size` says of its arguments."""
+        """Add up in a note the seconds spent in a function, or `size` of its arguments."""
         asked = getattr(owner, function)
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ class Bench:
         return TimedPhase("stage", 0, epochs, work, Progress(), clock=self.clock)
 
     def model(self, *, trained: bool = True, stock: bool = False) -> Any:
-        """With weights in the precision that the package's loader gives them."""
+        """Make a model with weights in the precision of the package's loader."""
         kind, heads, widths = SIZES[self.options.model]
         config = kind(**heads, **dict(zip(WIDTHS, widths, strict=True)))
         precision = self.options.precision if trained or self.options.precision == "fp32" else "bf16"
@@ -156,7 +156,7 @@ class Bench:
         return model
 
     def tokens(self, length: int) -> np.ndarray:
-        """Random ids of as many rows as half the steps take; one more step than is timed shows where the last ends."""
+        """Draw random ids of rows for half of the steps; one extra step shows when the last timed one ends."""
         rows = math.ceil((self.options.steps + 1) / 2) * self.options.batch
         return np.random.default_rng(length).integers(self.vocabulary, size=(rows, length), dtype=np.int32)
 
@@ -182,11 +182,11 @@ def joint(bench: Bench, weak: str) -> None:
 
 
 def student(bench: Bench) -> None:
-    """An adapter that learns from the 20 largest of a teacher's logits, which are made up."""
+    """Train an adapter on the 20 largest logits of a teacher, which are random."""
     settings = bench.settings(SsbSettings)
     lora = LoraSettings(rank=settings.rank, alpha=settings.alpha)
     model = add_adapter(bench.model(trained=False), lora_config(lora), seed=0)
-    rows, shape = bench.rows(), (bench.options.length - 1, settings.top_k)  # nothing predicts the first token
+    rows, shape = bench.rows(), (bench.options.length - 1, settings.top_k)  # the first token is not predicted
     teachers = []
     for _ in range(len(rows)):
         logits_TK = torch.randn(shape).sort(descending=True).values
@@ -206,17 +206,17 @@ def preference(bench: Bench) -> None:
 
 
 class GivenTokens(upstream.DPOTrainer):
-    """TRL's own without its tokenisation, which is no part of a step."""
+    """TRL's DPOTrainer without tokenisation, which is not part of a step."""
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         return dataset
 
 
 def trl_preference(bench: Bench, stock: bool = False, each_step: bool = False) -> None:
-    """The arguments of `dpo`, and its rows in two epochs of TRL's."""
+    """Train with TRL's DPOTrainer on the arguments of `dpo`, and on its rows in two epochs."""
     watch_reference(bench.clock, GivenTokens)
     made = bench.phase(epochs=1).prepare(bench.pairs(), bench.settings(DpoSettings), bench.recipe, COLUMNS)
-    del made["optimizer_cls_and_kwargs"]  # upstream's signature has no place for it
+    del made["optimizer_cls_and_kwargs"]  # upstream's constructor does not take it
     made["args"] = preference_arguments(made["args"], beta=0.1)
     made["args"].num_train_epochs, made["args"].precompute_ref_log_probs = 2, not each_step
     reference = bench.model(stock=stock) if each_step else None
@@ -224,7 +224,7 @@ def trl_preference(bench: Bench, stock: bool = False, each_step: bool = False) -
 
 
 def watch_reference(clock: Clock, trainer: Any) -> None:
-    """Upstream hashes all weights before it asks, to name the file that keeps its answers."""
+    """Time upstream's reference; before it runs, upstream hashes all weights to name its cache."""
 
     def pairs(self: Any, model: Any, batch: Any, *_: Any) -> int:
         return len(batch["input_ids"]) // 2
@@ -264,13 +264,13 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SIZES, default="qwen2.5-0.5b")
-    parser.add_argument("--methods", default=",".join(METHODS), help="names with commas between them")
-    parser.add_argument("--batch", type=int, default=4, help="rows, or pairs, of a step")
+    parser.add_argument("--methods", default=",".join(METHODS), help="names separated by commas")
+    parser.add_argument("--batch", type=int, default=4, help="rows, or pairs, per step")
     parser.add_argument("--length", type=int, default=2048, help="tokens of a row")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a pair's prompt")
     parser.add_argument("--completion", type=int, default=768, help="tokens of each side of a pair")
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--dropped", type=int, default=3, help="steps, of those, that are not timed")
+    parser.add_argument("--dropped", type=int, default=3, help="first steps, which are not timed")
     parser.add_argument("--precision", choices=DTYPES, default="bf16" if torch.cuda.is_available() else "fp32")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results.csv")
     options = parser.parse_args()
@@ -278,7 +278,7 @@ def main() -> None:
     if unknown := set(chosen) - set(METHODS):
         parser.error(f"no method {', '.join(sorted(unknown))}; there are {', '.join(METHODS)}")
     found: dict[str, float] = {}
-    for name in (name for name in METHODS if name in chosen):  # what others are compared with comes first
+    for name in (name for name in METHODS if name in chosen):  # references come first
         kind = "dpo" if "dpo" in name else "sft"
         row = in_own_process(measured, name, options)
         if isinstance(row, str):

@@ -1,7 +1,7 @@
-"""Padding of a step's micro-batches: its share, the step's time with it masked and not, rows as drawn and sorted.
+"""Padding of a step's micro-batches: its share, and the time of a step with and without a mask, sorted or not.
 
-Lengths are those of the study's solutions (docs/evidence/solutions.jsonl.gz, at 3.5 characters a token). The model is
-random; on a GPU it has the shape of Qwen2.5-0.5B, on the CPU it is small.
+Lengths are those of the study's solutions (docs/evidence/solutions.jsonl.gz, at 3.5 characters per token). The model is
+random: on a GPU with the shape of Qwen2.5-0.5B, on the CPU small.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""The planner against measurements: peak memory and step time of real trainers, or of rows measured before.
+"""The planner against measurements: peak memory and step time of real trainers, or of recorded rows.
 
-    python3 benchmarks/plan.py                 # on a GPU: each setting in a process of its own, rows to results.csv
+    python3 benchmarks/plan.py                 # on a GPU: each setting in its own process, rows to results.csv
     python3 benchmarks/plan.py --recorded      # anywhere: predictions of those rows, into docs/how-to/plan.md
 
-Random weights and tokens of Qwen3's shapes, every row equally long, the package's own trainers: 3 steps to warm up, 5
-that are timed. The recorded rows are those of joint_step and methods as well, measured before the planner was written.
+Random weights and tokens of Qwen3's shapes, rows of equal length, the package's own trainers: 3 steps to warm up and 5
+timed steps. The recorded rows include those of joint_step and methods, measured before the planner was written.
 """
 
 import argparse
@@ -52,7 +52,7 @@ FITTED = {
     ("plan", "SFT, bf16-mixed, checkpointing True, 2 micro", "qwen3-4b 2x4096"): "casts of bf16-mixed",
     ("plan", "pair, bf16, checkpointing keep_attention, 1 micro", "qwen3-1.7b 4x2048"): "selective checkpoints",
 }
-"""Rows that a constant of planning/speed.py was fitted to. Memory is fitted to none."""
+"""Rows to which a constant of planning/speed.py was fitted; no memory was fitted."""
 QWEN3 = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40960}
 SIZES: dict[str, Any] = {
     "qwen3-0.6b": (1024, 3072, 28, 16, True),
@@ -70,12 +70,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "ssb": {"lora": 32},
     "dpo": {},
 }
-"""Methods of benchmarks/methods.py that are predicted: all recomputed, bf16, 8192 tokens, one micro-batch a step."""
+"""Predicted methods of benchmarks/methods.py: all recomputed, bf16, 8192 tokens, one micro-batch per step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is measured; its text is the variant in results.csv."""
+    """A measured setting; its string is the variant in results.csv."""
 
     model: str
     batch: int
@@ -141,7 +141,7 @@ def step_of(setting: Setting, *, fast: bool) -> Step:
 
 
 def recorded_step(row: dict[str, str]) -> tuple[Step, int] | None:
-    """The step that a row of results.csv measured, and its micro-batches; None for rows of other benchmarks."""
+    """Return the step that a row of results.csv measured and its micro-batches, or None for other benchmarks."""
     fast, name = "liger-kernel" in row["versions"], row["variant"]
     if row["benchmark"] == "plan":
         for setting in SETTINGS:
@@ -165,7 +165,7 @@ def recorded_step(row: dict[str, str]) -> tuple[Step, int] | None:
 
 
 def predicted(step: Step, micro_steps: int) -> tuple[float, float]:
-    """GiB and milliseconds."""
+    """Predict GiB and milliseconds."""
     seconds = step_seconds(step, MACHINE, micro_steps)
     return training_memory(step, MACHINE).allocated / GIB, 1000 * seconds
 
@@ -186,7 +186,7 @@ class Compared:
 
 
 def compared(path: Path = RESULTS) -> list[Compared]:
-    """Every recorded row on an H200 that the planner has a prediction for."""
+    """Compare every recorded row on an H200 with the planner's prediction, if it has one."""
     found = []
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -233,7 +233,7 @@ def run_setting(setting: Setting) -> dict[str, Any]:
 
 
 def run_in(folder: Path, setting: Setting) -> dict[str, Any]:
-    """Through the trainers of the pipeline, with one more step than is timed to see where the last ends."""
+    """Run the pipeline's trainers; one extra step shows when the last timed one ends."""
     steps, clock = WARM + TIMED, Clock(WARM + TIMED, WARM)
     lora = LoraSettings() if setting.lora else None
     models = [build(setting)]
@@ -289,7 +289,7 @@ def main() -> None:
     elif torch.cuda.is_available():
         measure_all(options.output)
     else:
-        parser.error("there is no GPU here to measure on; --recorded compares with the rows of results.csv")
+        parser.error("there is no GPU here; --recorded compares with the rows of results.csv")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The report of a large run: how long it takes to build, and to open in Chromium, thinned and with all of its points.
+"""The report of a large run: the time to build it and to open it in Chromium, thinned and with all points.
 
     python benchmarks/report.py
     python benchmarks/report.py --examples 10000 --steps 2000 --output /tmp/report.csv
 
-The run directory is made up: random entropies and losses in the files that a run leaves. Opening ends when the page has
-loaded and shows its first figures; drawing, when the last figure further down is there too.
+The run directory is synthetic: random entropies and losses in the files of a run. Opening ends when the page has loaded
+and shows its first figures; drawing ends when the last figure further down is shown too.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def make_run(run: Path, rows: int, steps: int, items: int = 1319) -> None:
 
 
 def put_tokens(path: Path, examples: int = 36, tokens: int = 1000, negatives: int = 8) -> None:
-    """As many examples as `weakdriven diagnose` lists, each longer than the page shows."""
+    """Write as many examples as `weakdriven diagnose` lists, each longer than the page shows."""
     rng, lists = np.random.default_rng(1), ("hardest", "regressed", "random")
     rows = []
     for place in range(examples * tokens):
@@ -105,7 +105,7 @@ def put_tokens(path: Path, examples: int = 36, tokens: int = 1000, negatives: in
 
 
 def open_page(path: Path) -> tuple[list[float], list[float]]:
-    """Seconds until the page is there, and until its last figure is, of three openings."""
+    """Return the seconds until the page and until its last figure are shown, for three openings."""
     there, drawn = [], []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])

@@ -1,8 +1,8 @@
-"""A model of training past the machines that were measured: hours and memory of a pair on 8 to 512 GPUs.
+"""A model of training on more GPUs than were measured: hours and memory of a pair on 8 to 512 GPUs.
 
-It starts from the measured step of one H200 (rows of results.csv) and adds what FSDP2 has to send, by published figures
+It takes the measured step of one H200 (rows of results.csv) and adds the communication of FSDP2, by published figures
 of NVLink and InfiniBand. Nothing here was run on several GPUs. `python benchmarks/scale.py` writes the tables of
-docs/dev/scale-model.md between their marks.
+docs/dev/scale-model.md between their markers.
 """
 
 import csv
@@ -17,19 +17,19 @@ PAGE = HERE.parent / "docs" / "dev" / "scale-model.md"
 GIB, GB = 2**30, 1e9
 
 HIDDEN = 0.9
-"""Share of the products' time behind which communication can hide; the first gathers and the last scatter cannot."""
+"""Share of the compute time that can hide communication; the first gathers and the last scatter cannot be hidden."""
 H200, H100 = 141 * GB, 80 * GB
 RESERVED = 0.92
-"""Share of a device's memory that tensors can have: the rest is CUDA's context, NCCL's buffers and fragments."""
+"""Share of a device's memory for tensors; the rest is CUDA's context, NCCL's buffers and fragmentation."""
 ROWS, TOKENS, BATCH = 111_657, 4096, 512
-"""The paper's math set; every row is taken to be full, so that hours are an upper bound; rows of a step."""
+"""Rows of the paper's math set; tokens of a row, assumed to be full, so that hours are an upper bound; batch size."""
 MICRO = 4 * 4096
 """Tokens in a device's micro-batch, as in the measured step."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A dense model in the shape of Qwen3 or Qwen2.5; both models of a pair have it."""
+    """The shape of a dense Qwen3 or Qwen2.5 model; both models of a pair have it."""
 
     name: str
     layers: int
@@ -43,7 +43,7 @@ class Size:
 
     @property
     def layer(self) -> int:
-        """Weights of one layer, without its norms."""
+        """Number of weights in a layer, without norms."""
         attention = self.width * self.head_size * (2 * self.heads + 2 * self.groups)
         return attention + 3 * self.width * self.inner
 
@@ -56,7 +56,7 @@ class Size:
         return self.layers * self.layer + self.head * (1 if self.tied else 2)
 
     def flops(self, tokens: int, length: int) -> float:
-        """Of one forward pass: two for each weight in a product, and attention over half of the positions."""
+        """Count the operations of a forward pass: two per weight, and attention over half of the positions."""
         attention = 2 * 2 * self.layers * self.heads * self.head_size * length / 2
         return tokens * (2 * (self.layers * self.layer + self.head) + attention)
 
@@ -72,7 +72,7 @@ COUNTS = [8, 64, 512]
 
 
 def measured_step(variant: str = "pair, all recomputed", shape: str = "qwen3-4b 4x4096") -> float:
-    """Seconds of a measured step on one H200; of the 4B pair by default: four rows of 4096 tokens."""
+    """Return the seconds of a measured step on one H200; by default, of the 4B pair with four rows of 4096 tokens."""
     with (HERE / "results.csv").open(encoding="utf-8") as file:
         rows = [
             row
@@ -84,7 +84,7 @@ def measured_step(variant: str = "pair, all recomputed", shape: str = "qwen3-4b 
 
 
 def achieved() -> float:
-    """Floating-point operations a second of the measured step, recomputation counted as work."""
+    """Return the operations per second of the measured step, including recomputation."""
     return 2 * 4 * SIZES[0].flops(MICRO, TOKENS) / measured_step()
 
 
@@ -97,45 +97,45 @@ class Estimate:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of a step on each device; the batch is shared by all."""
+        """Micro-batches per step on each device; all devices share the batch."""
         return max(1, BATCH * TOKENS // (MICRO * self.devices))
 
     @property
     def tokens(self) -> int:
-        """Of a micro-batch on a device; many devices share a step's rows until each has one."""
+        """Tokens of a micro-batch on a device; with many devices, at least one row each."""
         return max(TOKENS, min(MICRO, BATCH * TOKENS // self.devices))
 
     def compute(self) -> float:
-        """Seconds of products for one micro-batch: forward, recomputed forward and twice that backward, of both."""
+        """Return the compute seconds of one micro-batch of both models: forward, again forward, and backward."""
         return 2 * 4 * self.size.flops(self.tokens, TOKENS) / achieved()
 
     def bandwidth(self) -> float:
-        """Bytes a second that large collectives reach: of NVLink's rate within a machine, of InfiniBand's beyond."""
+        """Return the bytes per second of large collectives, over NVLink within a machine and InfiniBand beyond."""
         return REACHED * GB * (DEVICES[MEASURED].link if self.devices <= NODE else NETWORK)
 
     def traffic(self) -> float:
-        """Bytes that a device takes part in for one micro-batch, of both models in bf16."""
+        """Return the bytes that a device exchanges for one micro-batch, for both models in bf16."""
         return sharded_traffic(2 * self.size.weights, 2, 2, self.devices)
 
     def communication(self) -> float:
         return self.traffic() / self.bandwidth()
 
     def step(self) -> float:
-        """What of the communication does not fit behind the products is added to them."""
+        """Return the seconds of a step: compute, and communication that compute cannot hide."""
         late = max(0.0, self.communication() - HIDDEN * self.compute())
         return self.accumulation * (self.compute() + late)
 
     def hours(self) -> float:
-        """One epoch of joint training over the paper's math set."""
+        """Return the hours of one epoch of joint training over the paper's math set."""
         return ROWS // BATCH * self.step() / 3600
 
     def memory(self) -> dict[str, float]:
-        """Bytes on each device: its share of both models, what is whole for a moment, what a micro-batch needs."""
+        """Return bytes per device: its shard of both models, gathered weights, and activations of a micro-batch."""
         size = self.size
         shared = 2 * self.bytes_per_weight * size.weights / self.devices
-        ends = 2 * size.head * (1 if size.tied else 2)  # embeddings and heads, whole in bf16 from forward to backward
-        gathered = 2 * (2 * ends) + 2 * 2 * 2 * size.layer  # with their gradients, of both; two layers at a time
-        kept = 2 * 2 * size.layers * size.width * self.tokens  # a layer's input, of both
+        ends = 2 * size.head * (1 if size.tied else 2)  # embedding and head, in bf16 from forward to backward
+        gathered = 2 * (2 * ends) + 2 * 2 * 2 * size.layer  # of both, with gradients; two layers at a time
+        kept = 2 * 2 * size.layers * size.width * self.tokens  # each layer's input, of both
         working = 2 * self.tokens * (4 * size.width + 3 * size.inner + 2 * size.head_size * size.heads)
         return {"share": shared, "gathered": gathered, "activations": kept + working}
 
@@ -192,7 +192,7 @@ def memory_table() -> str:
 
 
 def crossings() -> str:
-    """What a pair needs first, and where."""
+    """Tabulate the GPUs at which a pair first fits, and at which communication is the limit."""
     rows = []
     for size in SIZES:
         fitting = [n for n in (1, 2, 4, 8, 16, 32, 64) if Estimate(size, n, 16).fits(H200)]
@@ -211,7 +211,7 @@ def crossings() -> str:
 
 
 def check() -> str:
-    """The model beside the one other pair that was measured; its optimizer works in 8 bits, which takes CPU time."""
+    """Compare the model with the only other measured pair, whose 8-bit optimizer takes CPU time."""
     seconds = measured_step("pair, all recomputed, fp8 AdamW", "qwen3-8b 4x4096")
     modelled = Estimate(SIZES[1], 1, 8).compute()
     row = ["8B + 8B, one H200", f"{modelled:.2f} s", f"{seconds:.2f} s", f"{modelled / seconds - 1:+.0%}"]
@@ -222,7 +222,7 @@ TABLES = {"check": check, "time": time_table, "memory": memory_table, "crossings
 
 
 def filled(page: str) -> str:
-    """The page with each table between its marks made anew."""
+    """Return the page with new tables between their markers."""
     for name, make in TABLES.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, rest = page.split(begin)

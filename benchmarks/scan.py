@@ -1,12 +1,12 @@
-"""The entropy scan of WD-DS against a bare forward pass and against other ways to the same numbers; random weights.
+"""The entropy scan of WD-DS against a bare forward pass and other ways to compute the same numbers; random weights.
 
     python benchmarks/scan.py                            # Qwen3-4B, 32 rows of 4096 tokens, bf16, on a GPU
     python benchmarks/scan.py --layers liger             # with Liger's fused layers under every variant
-    python benchmarks/scan.py --layers liger --varied    # rows of many lengths: what sorting and no mask are worth
-    python benchmarks/scan.py --model tiny --rows 16 --length 64 --budget 256        # on a CPU, to see that it runs
+    python benchmarks/scan.py --layers liger --varied    # rows of many lengths: the gain of sorting and of no mask
+    python benchmarks/scan.py --model tiny --rows 16 --length 64 --budget 256        # on a CPU, as a test
 
-Every token but the first is supervised, which is the dearest case. Times are of the whole pass: `scan` reads the rows
-from Arrow and gives scores per example, the others get token ids that lie on the device and leave their results there.
+Every token but the first is supervised, the most expensive case. Times are of the whole pass: `scan` reads the rows
+from Arrow and returns scores per example; the others read token ids on the device and leave their results there.
 Memory is the peak above the weights.
 """
 
@@ -47,7 +47,7 @@ def fused_cross_entropy(model: Any, ids_BL: Tensor) -> Tensor:
 
 
 def trl_chunked(model: Any, ids_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """As TRL calls it, with vocabulary chunks of 32768."""
+    """Compute TRL's chunked entropy as TRL does, with vocabulary chunks of 32768."""
     hidden, target = shifted(model, ids_BL)
     log_p, entropy, *_ = ChunkedLogProbFunction.apply(
         hidden, model.lm_head.weight, None, target, 1.0, 32768, None, 1.0, ("entropy",)
@@ -56,7 +56,7 @@ def trl_chunked(model: Any, ids_BL: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dense(model: Any, ids_BL: Tensor) -> Tensor:
-    """The authors' way: softmax over the logits of all positions, one example at a time."""
+    """Compute entropies as the authors do: softmax over the logits of all positions, one example at a time."""
     means = []
     for ids_1L in ids_BL.split(1):
         p_LV = model(input_ids=ids_1L, use_cache=False).logits[0].float().softmax(-1)
@@ -65,7 +65,7 @@ def dense(model: Any, ids_BL: Tensor) -> Tensor:
 
 
 def masked(model: Any, ids_BL: Tensor) -> Tensor:
-    """Padding (id 0) on the right and a mask that says so, as a collator makes them."""
+    """Run a forward pass with right padding (id 0) and its mask, as a collator makes them."""
     mask_BL = (ids_BL != 0).long()
     return model.model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
 

@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/selection.py
     OMP_NUM_THREADS=1 python benchmarks/selection.py --rows 1000000 --output /tmp/selection.csv
 
-Every variant starts from both entropy columns and ends with the sorted different rows of as many draws as examples; it
-runs in a process of its own. Memory is the growth of the resident set, both columns (16 bytes a row) included.
+Every variant starts from both entropy columns, draws as many rows as there are examples, and ends with the sorted
+distinct rows. It runs in its own process. Memory is the growth of the resident set, including both columns (16 bytes
+per row).
 """
 
 import argparse
@@ -43,14 +44,14 @@ def plain_probabilities(weak_N: np.ndarray, strong_N: np.ndarray) -> np.ndarray:
 
 
 def choice(weak_N: np.ndarray, strong_N: np.ndarray) -> np.ndarray:
-    """As the authors' code draws; the paper's dedup after it."""
+    """Draw as the authors' code does, then deduplicate as in the paper."""
     rows = len(weak_N)
     drawn = np.random.default_rng(SEED).choice(rows, rows, replace=True, p=plain_probabilities(weak_N, strong_N))
     return np.unique(drawn)
 
 
 def multinomial(weak_N: np.ndarray, strong_N: np.ndarray) -> np.ndarray:
-    """At most 2**24 rows, and other rows than numpy draws."""
+    """Draw with torch, which takes at most 2**24 rows and draws others than numpy."""
     p_N = torch.from_numpy(plain_probabilities(weak_N, strong_N))
     generator = torch.Generator().manual_seed(SEED)
     return torch.multinomial(p_N, len(p_N), replacement=True, generator=generator).unique().numpy()
@@ -65,7 +66,7 @@ VARIANTS: dict[str, Select] = {
 
 
 def make_inputs(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gamma columns with the paper's means, 0.52 and 0.44 nats; one example in fifty without any entropy."""
+    """Draw gamma columns with the paper's means, 0.52 and 0.44 nats; one example in fifty has zero entropy."""
     rng = np.random.default_rng(0)
     weak_N, strong_N = rng.gamma(2, 0.26, rows), rng.gamma(2, 0.22, rows)
     weak_N[::50] = strong_N[::50] = 0
@@ -74,7 +75,7 @@ def make_inputs(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 def run_variant(name: str, rows: int, repeats: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far: that of the imports
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak, which includes imports
     before = memory_kib("VmRSS")
     inputs = make_inputs(rows)
     row = measure(lambda: VARIANTS[name](*inputs), repeats=repeats, warmup=1)
@@ -96,7 +97,7 @@ def main() -> None:
         try:
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 row = pool.apply(run_variant, (name, options.rows, options.repeats))
-        except RuntimeError as error:  # torch refuses more than 2**24 rows
+        except RuntimeError as error:  # torch raises an error above 2**24 rows
             print(f"{name:40} not measured: {str(error).splitlines()[0][:120]}", flush=True)
             continue
         append(options.output, **about, variant=name, **row)

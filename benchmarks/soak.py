@@ -1,13 +1,13 @@
-"""Does anything pile up: the demo many times in one process, and one long training.
+"""Looks for leaks: runs the demo many times in one process, and one long training.
 
     python benchmarks/soak.py demo --rounds 20
     python benchmarks/soak.py demo --rounds 20 --short
     python benchmarks/soak.py train --steps 2000
 
-After each round, or each hundredth step, it notes resident memory, open files, threads, child processes and what lies
-in the folder for temporary files, which is one of its own. Memory is flat if the line through the later three quarters
-of the notes rises by less than 5% of their mean over their whole length; of everything else no more may be left at the
-end than after the first note. The exit status is 1 where something piled up.
+After each round, or every hundredth step, it notes resident memory, open files, threads, child processes and the files
+in its own folder for temporary files. Memory is flat if a line through the last three quarters of the notes rises by
+less than 5% of their mean. None of the other counts may be higher at the end than in the first note. The exit status is
+1 if something leaked.
 """
 
 import argparse
@@ -28,21 +28,21 @@ from pathlib import Path
 SHORT = ["data.limit=96", "eval.limit=24", "eval.max_new_tokens=48", "sft.epochs=1", "baselines=[sft]"]
 ROWS, BATCH = 400, 4
 FLAT = 0.05
-"""Share of its mean by which memory may seem to rise: allocators round up."""
+"""Share of its mean by which memory may rise, because allocators round up."""
 COUNTED = ("files", "threads", "children", "leftovers")
 
 
 @dataclass(frozen=True)
 class Note:
-    """What the process holds at one moment."""
+    """The resources of the process at one moment."""
 
     rss: int
-    """Bytes."""
+    """Resident memory in bytes."""
     files: int
     threads: int
     children: int
     leftovers: int
-    """Files and folders below the folder for temporary files."""
+    """Files and folders in the folder for temporary files."""
 
 
 def note_now() -> Note:
@@ -59,13 +59,13 @@ def note_now() -> Note:
 
 
 def children() -> list[int]:
-    """Processes that this one started and that still are there, zombies too."""
+    """List the processes that this one started and that still exist, including zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 state = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-            except OSError:  # it has ended meanwhile
+            except OSError:  # it has ended in the meantime
                 continue
             if int(state.rpartition(")")[2].split()[1]) == os.getpid():
                 found.append(int(entry.name))
@@ -74,7 +74,7 @@ def children() -> list[int]:
 
 @contextmanager
 def own_temporary_folder() -> Iterator[Path]:
-    """Whatever is put into the folder for temporary files inside this block is ours, children's files included."""
+    """Use a new folder for temporary files inside this block, also for child processes."""
     before, folder = os.environ.get("TMPDIR"), Path(tempfile.mkdtemp(prefix="soak-"))
     (folder / "tmp").mkdir()
     os.environ["TMPDIR"], tempfile.tempdir = str(folder / "tmp"), None
@@ -89,7 +89,7 @@ def own_temporary_folder() -> Iterator[Path]:
 
 
 def slope(values: list[float]) -> float:
-    """Of the least-squares line, per place.
+    """Return the slope of the least-squares line, per note.
 
     >>> slope([1.0, 3.0, 5.0])
     2.0
@@ -100,7 +100,7 @@ def slope(values: list[float]) -> float:
 
 
 def verdict(notes: list[Note]) -> list[str]:
-    """What piled up, in words; nothing if all is flat."""
+    """Describe what leaked; empty if everything is flat."""
     later = [float(one.rss) for one in notes[len(notes) // 4 :]]
     rise = slope(later) * (len(later) - 1)
     found = []
@@ -114,10 +114,10 @@ def verdict(notes: list[Note]) -> list[str]:
 def soak_demo(
     rounds: int, overrides: list[str], tell: Callable[[str], None] = print, *, minutes: float = math.inf
 ) -> tuple[list[Note], list[float]]:
-    """Run the demo recipe from nothing `rounds` times; the notes after each and the seconds that each took.
+    """Run the demo recipe `rounds` times in new folders; return a note and the seconds of each round.
 
     Args:
-        minutes: No further round is begun after as many.
+        minutes: Start no further round after this time.
     """
     from weakdriven.config.file import load_recipe
     from weakdriven.pipeline.run import run_recipe
@@ -138,7 +138,7 @@ def soak_demo(
 
 
 def soak_training(steps: int, every: int = 100, tell: Callable[[str], None] = print) -> tuple[list[Note], list[float]]:
-    """One joint training of two models; notes at each `every`th step and the seconds between them."""
+    """Train two models jointly; return a note at each `every`th step and the seconds between them."""
     from weakdriven.config.file import load_recipe
     from weakdriven.pipeline.run import run_recipe
     from weakdriven.runs.directory import Progress
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("what", choices=["demo", "train"])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further demo after as many")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further demo after these minutes")
     parser.add_argument("--short", action="store_true", help="96 rows and 24 items instead of the whole demo")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results.csv")
     args = parser.parse_args()

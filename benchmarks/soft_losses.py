@@ -1,12 +1,12 @@
-"""Losses of the baselines alone, forward and backward, next to the products that they need.
+"""The losses of the baselines, forward and backward, compared with the matrix products that they need.
 
     python benchmarks/soft_losses.py                                  # on a GPU: Qwen3-4B's head, 8,192 tokens, bf16
     python benchmarks/soft_losses.py --shape 8192 896 151936          # Qwen2.5-0.5B's
     python benchmarks/soft_losses.py --shape 256 64 5000 --dtype float32 --output /tmp/soft.csv       # CPU
 
-Memory is the peak above the inputs, so it holds the gradients. UNDIAL's teacher is as wide as the model. The note is
+Memory is the peak above the inputs, so it includes the gradients. UNDIAL's teacher is as wide as the model. The note is
 the relative error (Frobenius) of the gradients of states and head against float64. `cross-entropy` is the mixed loss
-with one branch, which has a Triton kernel; the others are in torch.
+with one model, which has a Triton kernel; the others are in torch.
 """
 
 import argparse
@@ -29,7 +29,7 @@ K, TEMPERATURE = 20, 1.5
 
 
 class Problem:
-    """Logits of unit size and more, as a model's are; every token supervised."""
+    """Inputs with logits of realistic size; every token is supervised."""
 
     def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: str):
         tokens, width, vocabulary = shape
@@ -65,7 +65,7 @@ class Problem:
         return topk_distillation(*self.leaves, self.target, tuple(self.stored))[0]  # type: ignore
 
     def exact_undial(self, chunk: int = 256) -> list[Tensor]:
-        """Gradients in float64, by autograd on dense logits of a few tokens at a time."""
+        """Compute gradients in float64 by autograd, on dense logits of a few tokens at a time."""
         exact = [x.detach().double().requires_grad_() for x in self.leaves]
         teacher = [x.double() for x in self.teacher]
         for rows in torch.arange(len(self.target), device=self.target.device).split(chunk):
@@ -75,7 +75,7 @@ class Problem:
         return [x.grad for x in exact if x.grad is not None]
 
     def products(self, count: int, chunk: int = 2048) -> Callable[[], None]:
-        """The matrix products alone: the floor."""
+        """Compute only the matrix products, as the lower bound."""
         hidden_TD, head_VD = (x.detach() for x in self.leaves)
         logits_KV = torch.randn(chunk, len(head_VD), device=hidden_TD.device).to(hidden_TD.dtype)
         gradient_VD = torch.empty_like(head_VD)

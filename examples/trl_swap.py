@@ -1,10 +1,11 @@
-"""A TRL script with a second phase: SFTTrainer makes the strong model, WDJTTrainer improves it next to its base.
+"""A TRL script in two phases: SFTTrainer trains the strong model, then WDJTTrainer improves it with its base.
 
 It runs in half a minute on a CPU with the base model that ships with weakdriven:
 
     python examples/trl_swap.py --output_dir out --max_steps 8
 
-With your own: --weak Qwen/Qwen3-4B-Base, and your dataset below. With --strong, the first phase is skipped.
+To use your own model and data, set --weak Qwen/Qwen3-4B-Base and change the dataset below. With --strong, the first
+phase is skipped.
 """
 
 from dataclasses import dataclass, fields
@@ -24,11 +25,11 @@ class Models:
     weak: str = str(locate_model(EMBEDDED))
     """The base model."""
     strong: str | None = None
-    """The base after fine-tuning, which is the model to improve; unset: it is fine-tuned here."""
+    """The fine-tuned base, which is the model to improve (default: the script fine-tunes it)."""
 
 
 def conversations() -> Dataset:
-    """Any dataset that SFTTrainer takes; here a few sums as chats."""
+    """Make a dataset for SFTTrainer, here a few sums as chats; use any other instead."""
     rows = []
     for first in range(10, 26):
         for second in (3, 7):
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def fine_tuned(base: str, args: WDJTConfig) -> str:
-    """Plain SFT of the base with the same arguments; returns the folder of the model."""
+    """Fine-tune the base with the same arguments; return the folder of the model."""
     known = {field.name: getattr(args, field.name) for field in fields(SFTConfig) if field.init}
     folder = str(Path(args.output_dir) / "sft")
     trainer = SFTTrainer(model=base, args=SFTConfig(**known | {"output_dir": folder}), train_dataset=conversations())

@@ -2,13 +2,14 @@
 
     python examples/wmss_minimal.py
 
-WMSS improves a fine-tuned model with the help of its weaker past self. It draws the examples on which the strong model
-is uncertain or the two differ (WD-DS), then trains both on their mixed logits and keeps the strong one (WD-JT).
+WMSS improves a fine-tuned model with the help of an earlier, weaker version of it. It draws the examples on which the
+strong model is uncertain or the two models differ (WD-DS), then trains both on their mixed logits and keeps the strong
+one (WD-JT).
 Equations, sections and Algorithm 1 are those of "Weak-Driven Learning: How Weak Agents Make Strong Agents Stronger"
 (arXiv 2602.08222).
 
 Only the small model and the word problems come from weakdriven. `weakdriven run demo` computes the same, and a test
-compares the two. It also trains what this file leaves out, two SFT controls and a variant of WMSS: docs/start/demo.md.
+compares the two. The demo also trains two SFT controls and a variant of WMSS: docs/start/demo.md.
 
 N = examples, B = examples of a batch, L = tokens of its longest example, V = vocabulary.
 """
@@ -37,11 +38,11 @@ SEED = 42
 IGNORE = -100  # label of a token that is not supervised
 
 
-# 1. The data: the tokens of a prompt, and those of its completion, which alone are supervised
+# 1. The data: tokens of prompts and completions; only completions are supervised
 
 
 def load_examples(tokenizer, count):
-    """The first training problems of the demo as pairs of prompt and completion tokens."""
+    """Load the demo's first `count` training problems as pairs of prompt tokens and completion tokens."""
     problems = demo_problems("train")[:count]
     solutions = [problem.solution + tokenizer.eos_token for problem in problems]
     completions = [tokenizer.encode(text, add_special_tokens=False) for text in solutions]
@@ -55,20 +56,21 @@ def prompt_tokens(tokenizer, problem):
 
 
 def collate(examples):
-    """A batch padded to one length: token ids, attention mask, and labels."""
+    """Pad a batch to one length, and return token ids, attention mask and labels."""
     ids = [torch.tensor(prompt + completion) for prompt, completion in examples]
     labels = [torch.tensor([IGNORE] * len(prompt) + completion) for prompt, completion in examples]
     mask_BL = pad_sequence([torch.ones_like(one) for one in ids], batch_first=True)
     return pad_sequence(ids, batch_first=True), mask_BL, pad_sequence(labels, batch_first=True, padding_value=IGNORE)
 
 
-# 2. WD-JT (Sec. 4.1), and SFT, which is the same with one model
+# 2. WD-JT (Sec. 4.1), and SFT as the same training with one model
 
 
 def train(models, weights, examples, phase, epochs, learning_rate):
-    """Train all `models` on the weighted sum of their logits; returns the loss of every step.
+    """Train all `models` on the weighted sum of their logits; return the loss of each step.
 
-    One model of weight 1 is SFT (Eq. 1). A strong and a weak model of weights lambda and 1 - lambda are WD-JT.
+    With one model of weight 1, this is SFT (Eq. 1). With a strong and a weak model of weights lambda and 1 - lambda, it
+    is WD-JT.
     """
     batch_size = min(BATCH_SIZE, len(examples))
     kept = len(examples) // batch_size * batch_size  # whole batches only
@@ -82,9 +84,9 @@ def train(models, weights, examples, phase, epochs, learning_rate):
         ids_BL, mask_BL, labels_BL = collate([examples[row] for row in rows])
         logits = [model(input_ids=ids_BL, attention_mask=mask_BL).logits for model in models]
         mixed_BLV = sum(weight * logits_BLV for weight, logits_BLV in zip(weights, logits, strict=True))  # Eq. 5
-        # Eq. 6. Logits at one position predict the next token; the mean is over all supervised tokens of the step.
+        # Eq. 6: the logits at a position predict the next token; the mean is over all supervised tokens of the step
         loss = F.cross_entropy(mixed_BLV[:, :-1].flatten(0, 1), labels_BL[:, 1:].flatten(), ignore_index=IGNORE)
-        loss.backward()  # of a model's logits: its weight * (P_mix - onehot(y)) (Sec. 5)
+        loss.backward()  # gradient of a model's logits: its weight * (P_mix - onehot(y)) (Sec. 5)
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)  # one norm over all models
         optimizer.step()
         schedule.step()
@@ -98,7 +100,7 @@ def train(models, weights, examples, phase, epochs, learning_rate):
 
 @torch.no_grad()
 def entropies(model, examples):
-    """Mean entropy of the model's predictions over each example's completion tokens (Eq. 7)."""
+    """Compute the mean entropy of the model's predictions over each example's completion tokens (Eq. 7)."""
     model.eval()
     entropy_N = []
     for begin in range(0, len(examples), 64):
@@ -111,7 +113,7 @@ def entropies(model, examples):
 
 
 def draw_active(weak_entropy_N, strong_entropy_N, round_number):
-    """The active set: as many draws with replacement as there are examples, duplicates dropped."""
+    """Draw the active set: as many draws with replacement as there are examples, without duplicates."""
     rise_N = strong_entropy_N - weak_entropy_N  # Eq. 8
     weight_N = (  # Eq. 9
         CONSOLIDATION * np.maximum(-rise_N, 0) + DIFFICULTY * strong_entropy_N + REPAIR * np.maximum(rise_N, 0)
@@ -124,7 +126,7 @@ def draw_active(weak_entropy_N, strong_entropy_N, round_number):
 
 
 def wmss(base, examples):
-    """Returns M0, M1, ..., M_{K+1}, the active set of each round, and the losses of each phase."""
+    """Return M0, M1, ..., M_{K+1}, the active set of each round, and the losses of each phase."""
     models, actives = [base, copy.deepcopy(base)], []
     losses = [train([models[1]], [1.0], examples, 0, EPOCHS, LEARNING_RATE)]  # M1: SFT of M0
     for round_number in range(1, ROUNDS + 1):
@@ -143,7 +145,7 @@ def wmss(base, examples):
 
 @torch.no_grad()
 def count_correct(model, tokenizer, problems):
-    """Problems with the right number in the \\boxed{} of a greedy completion."""
+    """Count the problems whose greedy completion has the right number in \\boxed{}."""
     model.eval()
     prompts = [torch.tensor(prompt_tokens(tokenizer, problem)) for problem in problems]
     ids_BL = pad_sequence(prompts, batch_first=True, padding_side="left")

@@ -2,10 +2,9 @@
 
     python scripts/build_demo_model.py [--output src/weakdriven/models/embedded] [--device cuda]
 
-The text is what a base model would have read before anyone asked it a question: number facts, stories that keep a
-running count, and (a few percent) short question-and-answer notes. It never holds the numbers and operations of a
-demo test problem. Everything is seeded; a rerun on the same machine gives the same tokenizer and, up to the device's
-own rounding, the same weights.
+The text resembles what a base model reads in pretraining: number facts, stories with a running count, and a few percent
+of short question-and-answer notes. It never contains the numbers and operations of a demo test problem. Everything is
+seeded: a rerun on the same machine gives the same tokenizer and, up to the device's rounding, the same weights.
 """
 
 import argparse
@@ -30,7 +29,7 @@ CHAT_TEMPLATE = (
 
 
 def number_facts(rng: random.Random) -> str:
-    """Equations out of their story, so that they teach arithmetic and not how to solve a problem."""
+    """Write equations without their story, which teach arithmetic but not how to solve a problem."""
     equations = [line for _ in range(3) for line in random_problem(rng, 5).equations]
     return " ".join(rng.sample(equations, 8))
 
@@ -56,7 +55,7 @@ def harmless_problem(rng: random.Random, level: int, held_out: set) -> Problem:
 
 
 def documents(seed: int, notes: float) -> Iterator[str]:
-    """Endless pretraining documents: 40% number facts, a share of question notes, the rest stories."""
+    """Yield endless pretraining documents: 40% number facts, a share of question notes, the rest stories."""
     rng = random.Random(f"pretraining-{seed}")
     held_out = {(p.start, p.steps) for p in demo_problems("test")}
     while True:
@@ -68,7 +67,7 @@ def documents(seed: int, notes: float) -> Iterator[str]:
 
 
 def build_tokenizer(seed: int, vocabulary: int, notes: float) -> PreTrainedTokenizerFast:
-    """Byte-level BPE in which every digit, with the space before it, is a token of its own."""
+    """Train a byte-level BPE tokenizer in which each digit, with the space before it, is a separate token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(r" ?\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -116,7 +115,7 @@ def corpus(tokenizer: PreTrainedTokenizerFast, seed: int, count: int, notes: flo
 
 
 def batches(ids_N: torch.Tensor, seed: int, rows: int, length: int, device: str) -> Iterator[torch.Tensor]:
-    """Random windows of the corpus."""
+    """Yield random windows of the corpus."""
     generator, ids_N = torch.Generator().manual_seed(seed), ids_N.to(device)
     window = torch.arange(length, device=device)
     while True:

@@ -1,10 +1,10 @@
-"""Feed the package inputs that nobody would write; a defect is anything but success or a sentence of ours.
+"""Fuzz the package with inputs that nobody would write; any result but success or one of our errors is a defect.
 
     python scripts/fuzz.py all --examples 200
     python scripts/fuzz.py recipe-tree report --examples 100000 --seed 7
 
-An input that takes more than five seconds, or two gigabytes, is a defect too. Inputs come in lots with a seed each, so
-that a defect in one does not end the campaign; `--examples 250 --seed` with the seed printed shows that one again.
+An input that takes more than five seconds or two gigabytes is a defect too. Inputs come in lots with a seed each, so
+that a defect does not end the campaign; to reproduce it, use `--examples 250 --seed` with the printed seed.
 """
 
 import argparse
@@ -40,22 +40,22 @@ class TooSlow(Exception):
 
 @dataclass
 class Tally:
-    """What a campaign against one target came to."""
+    """The results of a campaign against one target."""
 
     inputs: int = 0
     refused: int = 0
-    """Of them those that were answered with a sentence."""
+    """Inputs that raised one of our errors."""
     slowest: float = 0.0
     seconds: float = 0.0
     defects: dict[str, str] = field(default_factory=dict)
-    """Where it arose -> the input and traceback."""
+    """Input and traceback of each defect, by the line that raised it."""
 
 
 def fuzz(name: str, examples: int, *, first_seed: int = 0, shrink: bool = True, until: float = float("inf")) -> Tally:
-    """Try a target on so many inputs.
+    """Try a target on `examples` inputs.
 
     Args:
-        until: Begin no further lot after this time (`time.monotonic`).
+        until: Start no further lot after this time (`time.monotonic`).
     """
     function, strategy = TARGETS[name]
     tally, begin = Tally(), time.monotonic()
@@ -99,7 +99,7 @@ def _lot(
             function(value)
         except UserError as error:
             tally.refused += 1
-            assert str(error).strip(), "an error without words"
+            assert str(error).strip(), "an error without a message"
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             tally.slowest = max(tally.slowest, time.monotonic() - begin)
@@ -112,7 +112,7 @@ def too_slow(*_: Any) -> None:
 
 
 def limit_memory() -> None:
-    """As much as is in use now and `MEMORY` more; beyond that an allocation fails, which is a defect."""
+    """Limit memory to what is in use now plus `MEMORY`; beyond that an allocation fails, which is a defect."""
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGESIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
@@ -121,11 +121,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="+", choices=[*TARGETS, "all"])
     parser.add_argument("--examples", type=int, default=1000, help="inputs for each target")
-    parser.add_argument("--seed", type=int, default=0, help="of the first lot")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no lot after as many, by target")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first lot")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further lot after these minutes")
     parser.add_argument("--no-shrink", action="store_true")
     args = parser.parse_args()
-    os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="fuzz-")  # inputs are written to files there
+    os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="fuzz-")  # inputs are written there
     tempfile.tempdir = None
     limit_memory()
     found = 0

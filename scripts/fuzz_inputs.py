@@ -1,4 +1,4 @@
-"""What a person gives: recipes, overrides, sweeps, data files. Each target takes one input and may raise UserError."""
+"""Fuzzes what users write: recipes, overrides, sweeps, data files. A target takes one input; it may raise UserError."""
 
 import gzip
 import io
@@ -22,12 +22,12 @@ from weakdriven.data.rows.sources import open_source
 
 
 def place(name: str) -> Path:
-    """Of a file that the next input overwrites."""
+    """Return the path of a file that the next input overwrites."""
     return Path(tempfile.gettempdir()) / name
 
 
 def setting_names(model: type[Settings], prefix: str = "") -> list[str]:
-    """Dotted names of all settings.
+    """List the dotted names of all settings.
 
     >>> "data.path" in setting_names(Recipe)
     True
@@ -43,7 +43,7 @@ def setting_names(model: type[Settings], prefix: str = "") -> list[str]:
 DOTTED = setting_names(Recipe)
 NAMES = sorted({part for name in DOTTED for part in name.split(".")})
 SHIPPED = sorted((path.read_text(encoding="utf-8") for path in shipped_recipes().values()), key=len)[:12]
-"""The shortest: PyYAML reads a tenth of a megabyte in a second."""
+"""The shortest recipes, because PyYAML reads only 0.1 MB per second."""
 WHOLE = yaml.safe_load(dump_recipe(load_recipe("demo")))
 SMALL = {"model": "some/model", "data": {"path": "rows.jsonl"}, "joint": {"rounds": 1}, "eval": {"benchmarks": []}}
 TREES = changed_tree(st.sampled_from([SMALL] * 9 + [WHOLE]), NAMES)
@@ -56,19 +56,19 @@ YAML_TEXT = st.one_of(
 
 
 def recipe_file(data: bytes) -> None:
-    """Any bytes as a recipe file."""
+    """Read any bytes as a recipe file."""
     path = place("fuzzed.yaml")
     path.write_bytes(data)
     dump_recipe(load_recipe(str(path)))
 
 
 def recipe_tree(tree: Any) -> None:
-    """Settings that are nearly a recipe; one that is accepted comes back the same from its own dump."""
+    """Read settings that are nearly a recipe; an accepted recipe must come back unchanged from its own dump."""
     if not isinstance(tree, dict):
         return
     recipe = parse_recipe(tree)
     again = parse_recipe(yaml.safe_load(dump_recipe(recipe)))
-    assert dump_recipe(again) == dump_recipe(recipe), "a recipe changed by being written down"
+    assert dump_recipe(again) == dump_recipe(recipe), "the recipe changed when it was written and read"
 
 
 OVERRIDE = st.one_of(
@@ -79,7 +79,7 @@ OVERRIDE = st.one_of(
 
 
 def overrides(words: list[str]) -> None:
-    """`key.sub=value` on the command line, over the smallest recipe."""
+    """Apply `key.sub=value` of the command line to the smallest recipe."""
     tree: dict[str, Any] = {"model": "some/model", "data": {"path": "rows.jsonl"}}
     for word in words:
         apply_override(tree, word)
@@ -95,7 +95,7 @@ GRID = st.one_of(
 
 
 def grid(words: list[str]) -> None:
-    """What a sweep goes over; no name of a point may leave the sweep's folder."""
+    """Expand a sweep's grid; no name of a point may lead out of the sweep's folder."""
     points = points_of(axes_of(words))
     for point in points:
         assert point.name not in ("", ".", "..") and "/" not in point.name and "\0" not in point.name
@@ -125,7 +125,7 @@ CODECS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def walk(path: Path) -> None:
-    """As the data stage reads a source, and `data show` its rows."""
+    """Read a source as the data stage does, and its rows as `data show` does."""
     for policy in ("error", "drop"):
         source = open_source(str(path), empty_completions=policy)
         for example in source:
@@ -144,7 +144,7 @@ def row_files(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 def rows(case: tuple[str, bytes]) -> None:
-    """Whole files of rows that are nearly right."""
+    """Read complete files of rows that are nearly right."""
     ending, data = case
     path = place("rows" + ending)
     path.write_bytes(data)
@@ -178,7 +178,7 @@ PARQUETS = [
 
 
 def torn(case: tuple[str, bytes]) -> None:
-    """Data files with bytes cut, flipped or put in."""
+    """Read data files with bytes removed, flipped or inserted."""
     ending, data = case
     path = place("torn" + ending)
     path.write_bytes(data)

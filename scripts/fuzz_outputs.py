@@ -1,4 +1,4 @@
-"""What models and runs give: answers to graders, run directories to the report. Nothing here may raise at all."""
+"""Fuzzes what models and runs produce: answers for graders, run directories for reports. Nothing here may raise."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ MATH = st.tuples(
 
 
 def math(case: tuple[str, str]) -> None:
-    """A worker that dies or takes too long is a verdict, not a defect; it may take four seconds."""
+    """Grade answers; a worker that dies or takes over four seconds is a verdict, not a defect."""
     graded = grade_math(*case, timeout=2.0)
     assert isinstance(graded.correct, bool) and graded.reason
 
@@ -97,7 +97,7 @@ ITEM = {"entry_point": "f", "test_style": "check", "prompt": "def f(x):\n", "tes
 
 
 def code(text: str) -> None:
-    """Code is found, or not, in whatever a model wrote; nothing of it is run here."""
+    """Look for code in any text of a model; nothing is run here."""
     for entry_point in ("f", ""):
         extract_code(text, entry_point)
     found = code_for(ITEM, text)
@@ -112,14 +112,14 @@ PRINTED = st.lists(
 
 
 def printed(case: tuple[str, str]) -> None:
-    """What a program printed against what it should have."""
+    """Compare a program's output with the expected one."""
     got, want = case
     assert isinstance(same_output(got, want), bool)
     for row in read_report(CodeResult("passed", "", 0.0, stdout=got)):
         assert all(isinstance(part, str) for part in row)
     try:
         value = value_of(want)
-    except (ValueError, RecursionError):  # an item whose expected value is no JSON is refused by `run_tests`
+    except (ValueError, RecursionError):  # `run_tests` raises an error for an expected value that is not JSON
         return
     assert isinstance(same_value(got, value), bool)
 
@@ -217,7 +217,7 @@ class Alive(HTMLParser):
 
 
 def report(files: dict[str, Any]) -> None:
-    """Any run directory gives a page, in which no text of it is markup, and a model card."""
+    """Write the page and the model card of any run directory; none of its texts may become markup."""
     run = place("run")
     shutil.rmtree(run, ignore_errors=True)
     for name, content in files.items():

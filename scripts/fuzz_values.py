@@ -1,4 +1,4 @@
-"""What the fuzzer makes its inputs of: hostile texts, odd values, recipes and rows that are nearly right."""
+"""Building blocks of the fuzzer's inputs: hostile texts, odd values, recipes and rows that are nearly right."""
 
 import json
 from typing import Any
@@ -91,13 +91,13 @@ JSON = st.recursive(
 
 
 def dumped(value: Any) -> str:
-    """JSON with what JSON proper has no word for, as Python writes and reads it."""
+    """Dump JSON with Python's extensions, such as NaN."""
     return json.dumps(value)
 
 
 @st.composite
 def changed_tree(draw: st.DrawFn, trees: st.SearchStrategy[Any], names: list[str]) -> Any:
-    """A tree of values with some of them taken out, replaced, added or moved."""
+    """Draw a tree of values with some of them removed, replaced, added or moved."""
     tree = json.loads(json.dumps(draw(trees)))
     for _ in range(draw(st.integers(0, 4))):
         places = _places(tree)
@@ -131,7 +131,7 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
 
 @st.composite
 def cut_and_mended(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> str:
-    """A text with pieces taken out, doubled, swapped for others or put in."""
+    """Draw a text with pieces removed, doubled, replaced or inserted."""
     text = draw(texts)
     for _ in range(draw(st.integers(0, 4))):
         start = draw(st.integers(0, len(text)))
@@ -144,7 +144,7 @@ def cut_and_mended(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> str:
 
 @st.composite
 def cut_bytes(draw: st.DrawFn, whole: st.SearchStrategy[bytes]) -> bytes:
-    """A file with bytes flipped, cut off or put in."""
+    """Draw a file with bytes flipped, cut off or inserted."""
     data = bytearray(draw(whole))
     for _ in range(draw(st.integers(0, 3))):
         place = draw(st.integers(0, max(0, len(data) - 1)))

@@ -4,8 +4,8 @@
     python scripts/mutants.py --coverage .coverage --junit junit.xml --out mutants.json
     python scripts/mutants.py --compare before.json after.json
 
-The same source gives the same mutants, so two versions of the tests can be compared; `--common-with` keeps to mutants
-that another checkout's source has too. Each mutant is run against the quickest tests that execute its line.
+The same source gives the same mutants, so that two versions of the tests can be compared. `--common-with` keeps only
+mutants that another checkout also has. Each mutant is run against the quickest tests that execute its line.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Mutant:
     file: str
     line: int
     where: str
-    """Function that holds it."""
+    """The function that contains it."""
     before: str
     after: str
     source: str
@@ -64,7 +64,7 @@ class Mutant:
 
 
 def changes(node: ast.AST, text: str) -> str | None:
-    """The mutated source of an expression, or None where we do not mutate it."""
+    """Return the mutated source of an expression, or None if we do not mutate it."""
 
     def part(child: ast.AST) -> str:
         return ast.get_source_segment(text, child) or ""
@@ -85,14 +85,14 @@ def changes(node: ast.AST, text: str) -> str | None:
 
 
 def is_path(node: ast.BinOp) -> bool:
-    """Whether it joins a path; any change of that fails at once and says nothing of the tests."""
+    """Return whether it joins a path; a change of that fails at once and says nothing about the tests."""
     name = node.right
     text = isinstance(name, ast.JoinedStr) or (isinstance(name, ast.Constant) and isinstance(name.value, str))
     return isinstance(node.op, ast.Div) and (text or (isinstance(name, ast.Name) and name.id.isupper()))
 
 
 def expressions(node: ast.AST, where: str = "module") -> Iterator[tuple[str, ast.AST]]:
-    """Expressions with the function that holds them; no annotations, messages or f-strings."""
+    """Yield expressions with the function that contains them; no annotations, messages or f-strings."""
     for field, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST) or field in ("annotation", "returns", "decorator_list", "bases"):
@@ -126,10 +126,10 @@ def mutants_of(area: str, file: str, package: Path = PACKAGE) -> Iterator[Mutant
 
 
 def choose(count: int, other: Path | None = None) -> list[Mutant]:
-    """`count` mutants of each area, the same ones for the same source, at most three of one function.
+    """Choose `count` mutants of each area, the same for the same source, at most three of one function.
 
     Args:
-        other: Another checkout, whose source has to have the same mutants.
+        other: Another checkout, which must have the same mutants.
     """
     chosen = []
     for area, files in AREAS.items():
@@ -146,12 +146,12 @@ def choose(count: int, other: Path | None = None) -> list[Mutant]:
 
 
 def without_group(test: str) -> str:
-    """A node id without the group that pytest-xdist appends."""
+    """Return a node id without the group that pytest-xdist appends."""
     return test.rpartition("@")[0] if test.rfind("@") > test.rfind("]") else test
 
 
 def tests_by_line(coverage: Path) -> dict[tuple[str, int], set[str]]:
-    """Node ids of the tests that execute each line of the package."""
+    """Return the node ids of the tests that execute each line of the package."""
     data = CoverageData(str(coverage))
     data.read()
     tests = defaultdict(set)
@@ -163,7 +163,7 @@ def tests_by_line(coverage: Path) -> dict[tuple[str, int], set[str]]:
 
 
 def durations(junit: Path) -> dict[str, float]:
-    """Seconds of each test, by `tests/x/test_y.py::test_z[case]`."""
+    """Return the seconds of each test, by `tests/x/test_y.py::test_z[case]`."""
     found = {}
     for case in ElementTree.parse(junit).getroot().iter("testcase"):
         if module := case.get("classname"):
@@ -173,7 +173,7 @@ def durations(junit: Path) -> dict[str, float]:
 
 
 def pick(tests: set[str], seconds: dict[str, float], budget: float) -> list[str]:
-    """The quickest tests, at least one and together no longer than the budget."""
+    """Pick the quickest tests, at least one, that together fit the budget."""
     picked, spent = [], 0.0
     for test in sorted(tests, key=lambda test: (seconds.get(test, 1.0), test)):
         if not test.startswith("tests/") or (picked and spent + seconds.get(test, 1.0) > budget):
@@ -184,7 +184,7 @@ def pick(tests: set[str], seconds: dict[str, float], budget: float) -> list[str]
 
 
 def run(mutant: Mutant, tests: list[str]) -> str:
-    """`killed`, or why not."""
+    """Return `killed`, or why it was not."""
     if not tests:
         return "no test executes it"
     with tempfile.TemporaryDirectory() as folder:
@@ -203,7 +203,7 @@ def run(mutant: Mutant, tests: list[str]) -> str:
 
 
 def compare(before: Path, after: Path) -> int:
-    """How many mutants the later tests miss that the earlier ones killed."""
+    """Count the mutants that the earlier tests killed and the later tests miss."""
     old, new = ({row["name"]: row for row in json.loads(path.read_text())} for path in (before, after))
     if old.keys() != new.keys():
         sys.exit("The two files hold different mutants: their sources differ.")
@@ -221,9 +221,9 @@ def main() -> None:
     parser.add_argument("--coverage", type=Path, help="data file of coverage, with --cov-context=test")
     parser.add_argument("--junit", type=Path, help="durations of the same tests")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
-    parser.add_argument("--common-with", type=Path, metavar="CHECKOUT", help="choose mutants that it has too")
+    parser.add_argument("--common-with", type=Path, metavar="CHECKOUT", help="only mutants that this checkout has too")
     parser.add_argument("--count", type=int, default=8, help="mutants of each of the nine areas")
-    parser.add_argument("--budget", type=float, default=60, help="seconds of tests a mutant")
+    parser.add_argument("--budget", type=float, default=60, help="seconds of tests per mutant")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
     options = parser.parse_args()

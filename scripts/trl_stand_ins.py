@@ -1,6 +1,6 @@
-"""What TRL's tests of SFTTrainer import and load from the Hub, made here: tiny random models, datasets, helpers.
+"""Stand-ins for what TRL's tests of SFTTrainer import and load from the Hub: tiny random models, datasets, helpers.
 
-A copy of this module stands next to the tests as `testing_utils`; `trl_suite.py` runs them.
+`trl_suite.py` copies this module next to the tests as `testing_utils` and runs them.
 """
 
 import codecs
@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 MODEL = re.compile(r"[\w-]+/tiny-(\w+ForCausalLM)[\w.-]*")
 TEMPLATES = {"GPTNeoXForCausalLM": None, "MistralForCausalLM": None, "Qwen3ForCausalLM": "qwen3"}
-"""Chat templates of TRL by model class; None: neither a template nor a padding token. Others: qwen2_5."""
+"""TRL's chat templates by model class (default: qwen2_5); None: neither a template nor a padding token."""
 VOCABULARY = 768
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8,
@@ -78,14 +78,14 @@ def is_ampere_or_newer() -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    """Requirements that hold here change nothing."""
+    """Return decorators for requirements; those that are met here change nothing."""
     if name.startswith("__"):
         raise AttributeError(name)
     return SKIPPED.get(name, lambda test: test)
 
 
 def proverbs() -> list[str]:
-    """The Zen of Python, which TRL's dataset is made of: 17 training rows and 2 for evaluation."""
+    """Return the Zen of Python, of which TRL's dataset is made: 17 training rows and 2 for evaluation."""
     with redirect_stdout(io.StringIO()):
         import this
     return [line for line in codecs.decode(this.s, "rot13").splitlines()[1:] if line]
@@ -154,7 +154,7 @@ def template(name: str) -> str:
 
 
 def make_tokenizer(chat: str | None) -> PreTrainedTokenizerFast:
-    """Byte-level BPE; with a chat template also its marks and a padding token."""
+    """Make a byte-level BPE tokenizer; with a chat template, also its special tokens and a padding token."""
     special = ["<|endoftext|>", *(["<|im_start|>", "<|im_end|>"] if chat else [])]
     bpe: Any = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -187,7 +187,7 @@ def write_model(kind: str, folder: Path, seed: int) -> None:
 
 
 def write_models(root: Path, ids: Iterable[str]) -> dict[str, str]:
-    """Each twice, with other weights below `weak/`; returns why some could not be made."""
+    """Write each model twice, with other weights in `weak/`; return why some could not be made."""
     failed = {}
     for name in sorted(ids):
         kind = MODEL.fullmatch(name)

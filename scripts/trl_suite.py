@@ -1,14 +1,14 @@
-"""TRL's own tests of SFTTrainer, run with SFTTrainer and with WDJTTrainer in its place.
+"""Runs TRL's own tests of SFTTrainer with SFTTrainer, and with WDJTTrainer in its place.
 
     python scripts/trl_suite.py test_sft_trainer.py [-k EXPRESSION] [--verbose]
 
-The file is `tests/test_sft_trainer.py` of TRL's repository, at the version that is installed; it is not in the package
-on PyPI. Models and datasets that it loads from the Hub are made here (`trl_stand_ins.py`). Each test runs with
+The file is `tests/test_sft_trainer.py` of TRL's repository at the installed version; the package on PyPI does not have
+it. `trl_stand_ins.py` makes the models and datasets that it would load from the Hub. Each test runs with
 
-- `sft`: SFTTrainer; what does not pass so, does not pass with the stand-ins, and is not looked at further;
+- `sft`: SFTTrainer; a test that fails here fails because of the stand-ins and is dropped;
 - `joint`: WDJTTrainer with a weak model of the same kind and other weights;
-- `strong`: the same, if that failed, with `trainer.model` being the strong model;
-- `alone`: `strong_weight=1`, where losses and weights have to be those of `sft`.
+- `strong`: the same with `trainer.model` being the strong model, if `joint` failed;
+- `alone`: `strong_weight=1`, where losses and weights must equal those of `sft`.
 """
 
 import argparse
@@ -53,11 +53,11 @@ class Outcome:
 
 
 RESULTS: dict[str, dict[str, Outcome]] = {}
-"""By test, and by mode."""
+"""Outcomes by test and mode."""
 
 
 def weak_of(model: Any) -> Any:
-    """Another model of the same kind; as a path if the strong one is a path."""
+    """Return another model of the same kind, as a path if the strong one is a path."""
     if isinstance(model, str):
         return f"weak/{model}"
     base = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -90,7 +90,7 @@ class StrongView:
 
 
 def build(mode: str, made: list[Any], model: Any, args: Any = None, *more: Any, **kwargs: Any) -> Any:
-    """What the tests call as SFTTrainer."""
+    """Build the trainer that the tests get as SFTTrainer."""
     args = args or SFTConfig("out", bf16=False)  # the default precision is for GPUs
     if mode == "sft":
         trainer: Any = RecordedSFT(model, args, *more, **kwargs)
@@ -112,12 +112,12 @@ def name_of(test: Any) -> str:
 def mode(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     results, made = RESULTS.setdefault(name_of(request.node), {}), []
     if request.param != "sft" and results["sft"].outcome != "passed":
-        pytest.skip("it does not pass with SFTTrainer")
+        pytest.skip("it fails with SFTTrainer")
     if request.param == "strong" and results["joint"].outcome == "passed":
-        pytest.skip("it passes as it is")
+        pytest.skip("it passes unchanged")
     monkeypatch.setattr(request.module, "SFTTrainer", partial(build, request.param, made))
     monkeypatch.setattr(request.module, "SFTConfig", partial(SFTConfig, bf16=False))
-    torch.manual_seed(0)  # adapters that a test makes itself are the same in each mode
+    torch.manual_seed(0)  # so that a test's own adapters are equal in all modes
     yield
     trainings = results.setdefault(request.param, Outcome()).trainings
     for trainer in made:
@@ -145,7 +145,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Any:
 
 
 def difference(one: Outcome, other: Outcome) -> tuple[float, float] | str | None:
-    """Largest differences of losses and of weights, why they were not compared, or None if nothing was trained."""
+    """Return the largest differences of losses and weights, or why there are none, or None if nothing was trained."""
     pairs = [pair for pair in zip(one.trainings, other.trainings, strict=False) if pair[0].losses]
     losses, weights = 0.0, 0.0
     for mine, theirs in pairs:
@@ -160,7 +160,7 @@ def difference(one: Outcome, other: Outcome) -> tuple[float, float] | str | None
 def print_report() -> None:
     passed = {name: modes for name, modes in RESULTS.items() if modes["sft"].outcome == "passed"}
     nothing = Outcome()
-    print("\n| test | as it is | looking at the strong model | strong_weight=1: loss, weights |\n|---|---|---|---|")
+    print("\n| test | unchanged | with model = strong model | strong_weight=1: loss, weights |\n|---|---|---|---|")
     compared = []
     for name, modes in passed.items():
         gap = difference(modes["sft"], modes.get("alone", nothing))
@@ -173,13 +173,13 @@ def print_report() -> None:
         if last.outcome != "passed":
             print(f"- {name}: {'not supported: ' if last.refusal else ''}{last.why[:400]}")
         elif modes["joint"].outcome != "passed":
-            print(f"- {name}: only looking at the strong model: {modes['joint'].why[:200]}")
-    print("\nNot comparable here, because SFTTrainer does not pass:")
+            print(f"- {name}: only with model = strong model: {modes['joint'].why[:200]}")
+    print("\nNot comparable here, because SFTTrainer fails:")
     for name in RESULTS.keys() - passed.keys():
         print(f"- {name}: {RESULTS[name]['sft'].why[:200]}")
-    as_it_is = sum(modes["joint"].outcome == "passed" for modes in passed.values())
-    looking = sum(modes.get("strong", nothing).outcome == "passed" for modes in passed.values())
-    print(f"\n{len(passed)} pass with SFTTrainer; {as_it_is} as they are, {as_it_is + looking} looking at the strong")
+    unchanged = sum(modes["joint"].outcome == "passed" for modes in passed.values())
+    viewed = sum(modes.get("strong", nothing).outcome == "passed" for modes in passed.values())
+    print(f"\n{len(passed)} pass with SFTTrainer; {unchanged} unchanged, {unchanged + viewed} with the strong model")
     worst = [max(column) for column in zip(*compared, strict=True)] or [0.0, 0.0]
     print(f"{len(compared)} trainings compared: losses within {worst[0]:.1e}, weights within {worst[1]:.1e}")
 
@@ -187,7 +187,7 @@ def print_report() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", type=Path)
-    parser.add_argument("-k", default="", help="only tests that match, as for pytest")
+    parser.add_argument("-k", default="", help="run only tests that match, as in pytest")
     parser.add_argument("--verbose", action="store_true", help="show pytest's output")
     given = parser.parse_args()
     source = given.tests.read_text(encoding="utf-8")

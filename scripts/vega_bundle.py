@@ -1,6 +1,6 @@
-"""Writes the script that draws a report's figures: Vega, Vega-Lite and Vega-Embed in one file, as vl-convert has them.
+"""Writes the script that draws a report's figures: vl-convert's Vega, Vega-Lite and Vega-Embed in one file.
 
-Run it after raising vl-convert-python; `tests/report/test_figure.py` fails until both agree.
+Run it after upgrading vl-convert-python; `tests/report/test_figure.py` fails until both agree.
 """
 
 from pathlib import Path

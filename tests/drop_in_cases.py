@@ -335,7 +335,7 @@ def several_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def outside_layers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (PromptTuningConfig, PrefixTuningConfig, PromptEncoderConfig):
         config = kind(task_type="CAUSAL_LM", num_virtual_tokens=2)
-        refused("which acts where", extras=lambda config=config: {"peft_config": config})(folder, monkeypatch)
+        refused("which the mixed loss", extras=lambda config=config: {"peft_config": config})(folder, monkeypatch)
 
 
 def needs_logits(*names: str) -> Check:

@@ -1,14 +1,14 @@
-"""The study of docs/evidence: results in, tables and figures out. Run it from the repository's root.
+"""Collects the results of docs/evidence and writes its tables and figures. Run it from the repository's root.
 
     python -m research.evidence collect FOLDER --study core --student gemma-3-270m [--call wmss=wmss_annealed]
     python -m research.evidence diagnosed RUN --student gemma-3-270m
     python -m research.evidence also FILE mixture wmss 42=FOLDER
     python -m research.evidence write
 
-`collect` turns a folder of `weakdriven compare` into a file under docs/evidence/results, and one of `weakdriven sweep`
-into a file for each point. `diagnosed` keeps what `weakdriven diagnose` measured in a run. `also` adds the answers of
-`weakdriven eval run` to a result file. `write` rebuilds the tables and quoted numbers of the pages, and the
-figures, from those files alone.
+`collect` turns a folder of `weakdriven compare` into a file in docs/evidence/results, or one of `weakdriven sweep`
+into a file per point. `diagnosed` keeps what `weakdriven diagnose` measured in a run. `also` adds the answers of
+`weakdriven eval run` to a result file. `write` computes the tables, quoted numbers and figures of the pages again, from
+these files alone.
 """
 
 import argparse
@@ -25,24 +25,24 @@ from weakdriven.runs.files import read_json, write_json
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("write", help="tables, quoted numbers and figures from the results")
-    adding = commands.add_parser("collect", help="result files from a folder of `weakdriven compare` or `sweep`")
+    commands.add_parser("write", help="write tables, quoted numbers and figures from the results")
+    adding = commands.add_parser("collect", help="make result files from a folder of `weakdriven compare` or `sweep`")
     adding.add_argument("folder", type=Path)
     adding.add_argument("--study", required=True, help=f"{', '.join([*VALIDATION, *STUDIES])}, or a new one")
     adding.add_argument("--student", required=True)
     adding.add_argument("--call", action="append", default=[], metavar="METHOD=NAME", help="another name for a method")
-    adding.add_argument("--part", default="", help="tells apart files of one student and study, such as other seeds")
+    adding.add_argument("--part", default="", help="suffix for more files of one student and study")
     adding.add_argument("--commit", default=None, help="of the code that ran")
     adding.add_argument("--results", type=Path, default=FOLDER / "results")
-    more = commands.add_parser("also", help="answers of `weakdriven eval run` as one more method of a result file")
+    more = commands.add_parser("also", help="add answers of `weakdriven eval run` to a result file as another method")
     more.add_argument("file", type=Path)
-    more.add_argument("method", help="what to call it")
-    more.add_argument("like", help="method of the file that it was trained by")
+    more.add_argument("method", help="name of the new method")
+    more.add_argument("like", help="method of the file that trained the model")
     more.add_argument("folders", nargs="+", metavar="SEED=FOLDER")
-    looking = commands.add_parser("diagnosed", help="a file from a run of `weakdriven diagnose`")
+    looking = commands.add_parser("diagnosed", help="make a file from a run of `weakdriven diagnose`")
     looking.add_argument("run", type=Path)
     looking.add_argument("--student", required=True)
-    looking.add_argument("--study", default="", help="that the run is of, where a seed was looked at in several")
+    looking.add_argument("--study", default="", help="study of the run, if a seed was diagnosed in several studies")
     looking.add_argument("--output", type=Path, default=FOLDER / "diagnosed")
     args = parser.parse_args()
     if args.command == "write":
@@ -68,12 +68,12 @@ def main() -> None:
 
 
 def refuse_loss(path: Path, found: dict[str, Any]) -> None:
-    """A file may grow as its runs do; what it has does not change."""
+    """Raise an error if a result file would lose or change answers; it may only grow."""
     for method, one in (read_json(path)["methods"] if path.exists() else {}).items():
         now = found.get(method, {"seeds": {}})["seeds"]
         if lost := [seed for seed, answers in one["seeds"].items() if now.get(seed) != answers]:
             raise SystemExit(
-                f"{path} has answers of {method}, seed {lost[0]}, that these runs do not have, or others; collect them "
+                f"{path} has answers of {method}, seed {lost[0]}, that these runs lack or contradict; collect them "
                 "with another --part, or remove the file."
             )
 

@@ -1,6 +1,6 @@
-"""What docs/evidence/protocol-2.md compares, each a function of a run's context and data that ends with a model.
+"""The methods of docs/evidence/protocol-2.md, each a function that makes a model from a run's context and data.
 
-Screens make a model from what SFT has made already; arms train M1 on completions that a verifier has judged.
+Screens make a model from the results of SFT; arms train M1 on completions that a verifier has judged.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,13 +29,13 @@ from weakdriven.wmss.export import export_mix
 
 Make = Callable[[Context, Stage], Model]
 OWN_EPOCHS = 2
-"""Of `own_negatives`, which has fewer pairs and no weak model to sample from."""
+"""Epochs of `own_negatives`, which has fewer pairs and does not sample from a weak model."""
 SHARE, TIMES = 4, 2
-"""Of `*_problems`: one problem in four of the pilot, sampled twice as often."""
+"""For `*_problems`: one in four problems of the pilot, sampled twice as often."""
 
 
 def weak_of(context: Context, strong: Model) -> Model:
-    """M0, or the snapshot of M1 that the recipe names."""
+    """Return M0, or the snapshot of M1 that the recipe names."""
     return pair_of(context, [context.base, strong], 1)[0]
 
 
@@ -43,32 +43,32 @@ def weak_of(context: Context, strong: Model) -> Model:
 
 
 def averaged(context: Context, data: Stage, *, name: str, percents: list[int]) -> Model:
-    """Mean of the weights at these points of SFT and at its end."""
+    """Average the weights at these points of SFT and at its end."""
     strong = first_strong(context, data)
     models = [*map(strong.at, percents), strong]
     return combined(context, name, [(1 / len(models), one) for one in models])
 
 
 def extrapolated(context: Context, data: Stage, *, name: str, factor: float) -> Model:
-    """M1 + a (M1 - M0), in weights."""
+    """Extrapolate weights: M1 + a (M1 - M0)."""
     return combined(context, name, [(1 + factor, first_strong(context, data)), (-factor, context.base)])
 
 
 def contrasted(context: Context, data: Stage, *, name: str, factor: float) -> Model:
-    """z_strong + a (z_strong - z_weak), in logits, while it generates."""
+    """Extrapolate logits in generation: z_strong + a (z_strong - z_weak)."""
     strong = first_strong(context, data)
     return mixture(context, name, strong, weak_of(context, strong), 1 + factor)
 
 
 def frozen_mixture(context: Context, data: Stage) -> Model:
-    """What `wmss_frozen` trains: its strong model mixed with the weak one that it had."""
+    """Mix the strong model of `wmss_frozen` with its frozen weak model, as in training."""
     weak = weak_of(context, first_strong(context, data))
     strong = BASELINES["wmss_frozen"](context, data)
     return mixture(context, "frozen_mixture", strong, weak, context.recipe.joint.strong_weight)
 
 
 def combined(context: Context, name: str, parts: list[tuple[float, Model]]) -> Model:
-    """A model whose weights are this linear combination, in float32 before they are saved."""
+    """Make a model whose weights are this linear combination, computed in float32 before they are saved."""
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         network = combine([(share, model.folder) for share, model in parts])
@@ -82,7 +82,7 @@ def combined(context: Context, name: str, parts: list[tuple[float, Model]]) -> M
 
 @torch.no_grad()
 def combine(parts: list[tuple[float, Path]]) -> Any:
-    """Sum of share times weights over model folders."""
+    """Add up the weights of model folders times their shares."""
     networks = [(share, load_model(folder, precision="fp32")) for share, folder in parts]
     first_share, first = networks[0]
     others = [(share, dict(network.named_parameters())) for share, network in networks[1:]]
@@ -109,12 +109,12 @@ def mixture(context: Context, name: str, strong: Model, weak: Model, strong_weig
 
 
 def samples_of(context: Context, data: Stage, model: Model) -> Stage:
-    """The pilot: verified completions of M1 or the weak model, which all arms share."""
+    """Sample the pilot: verified completions of M1 or the weak model, shared by all arms."""
     return rollout_stage(context, "rft", model, data, context.recipe.rft.rollouts)
 
 
 def weak_negatives(context: Context, data: Stage) -> Model:
-    """M1's first right completion is preferred to the weak model's first wrong one."""
+    """Prefer M1's first right completion to the weak model's first wrong one."""
     strong = first_strong(context, data)
     own, theirs = samples_of(context, data, strong), samples_of(context, data, weak_of(context, strong))
     make = partial(pairs_against, data, theirs)
@@ -123,7 +123,7 @@ def weak_negatives(context: Context, data: Stage) -> Model:
 
 
 def own_negatives(context: Context, data: Stage) -> Model:
-    """M1's first right completion is preferred to its first wrong one."""
+    """Prefer M1's first right completion to its first wrong one."""
     strong = first_strong(context, data)
     pairs = pair_stage(context, "dpo-own_negatives", data, samples_of(context, data, strong), mixed_pairs)
     settings = context.recipe.dpo.model_copy(update={"epochs": OWN_EPOCHS})
@@ -135,15 +135,15 @@ def pairs_against(data: Stage, theirs: Stage, asked: Iterable[Asked], tally: Tal
 
 
 def right_and_wrong(asked: Iterable[Asked], others: Iterable[Asked]) -> Iterator[Asked]:
-    """The right completions of the first and those of the second that are not."""
+    """Yield the right completions of `asked` with those of `others` that are not right."""
     for (example, own), (_, theirs) in zip(asked, others, strict=True):
         right, wrong = [one for one in own if one.fault is None], [one for one in theirs if one.fault is not None]
         yield example, [*right, *wrong]
 
 
 def problems(context: Context, data: Stage, *, name: str, uniform: bool) -> Model:
-    """RFT that samples twice as often for a quarter of the pilot's problems: any, or where M1 and the weak model differ
-    most in success (WD-DS on problems)."""
+    """Run RFT with twice the samples for a quarter of the pilot's problems: any, or those where the success of M1 and
+    of the weak model differs most (WD-DS on problems)."""
     strong, settings = first_strong(context, data), context.recipe.rft.rollouts
     models = [strong] if uniform else [strong, weak_of(context, strong)]
     pilots = [samples_of(context, data, model) for model in models]
@@ -164,7 +164,7 @@ def problems(context: Context, data: Stage, *, name: str, uniform: bool) -> Mode
 
 
 def success(rollouts: Stage) -> dict[str, float]:
-    """Share of each problem's completions that are right."""
+    """Return the share of right completions of each problem."""
     found: dict[str, list[bool]] = {}
     for one in read_rollouts(rollouts):
         found.setdefault(one.row["id"], []).append(one.fault is None)
@@ -172,7 +172,7 @@ def success(rollouts: Stage) -> dict[str, float]:
 
 
 def choose(rates: list[dict[str, float]], seed: int) -> tuple[set[str], float]:
-    """One problem in four, and the mean difference of its success rates; ties, or all with one model, at random."""
+    """Choose one in four problems by the difference of success rates (ties, or one model, at random), with the mean."""
     ids = list(rates[0])
     apart_N = np.array([abs(rates[0][id] - rates[-1][id]) for id in ids])
     order = np.lexsort((np.random.default_rng([seed, 36]).permutation(len(ids)), -apart_N))
@@ -181,7 +181,7 @@ def choose(rates: list[dict[str, float]], seed: int) -> tuple[set[str], float]:
 
 
 def longer_sft(context: Context, data: Stage, *, epochs: int) -> Model:
-    """SFT of M0 on one schedule: the reference of an arm with as many operations."""
+    """Fine-tune M0 with one schedule, as the reference of an arm with matched compute."""
     name, settings = f"baselines/sft_{epochs}", context.recipe.sft.model_copy(update={"snapshots": []})
     return supervised_stage(context, name, context.base, TrainingSet(data), settings, epochs=epochs)
 
@@ -203,7 +203,7 @@ ARMS: dict[str, Make] = {
 
 
 def maker(name: str) -> Make:
-    """A screen, an arm, `sft_N` for N epochs of SFT, or a method of the package."""
+    """Return the function of a screen, an arm, `sft_N` for N epochs of SFT, or a method of the package."""
     if name.removeprefix("sft_").isdecimal():
         return partial(longer_sft, epochs=int(name.removeprefix("sft_")))
     known = {**BASELINES, **SCREENS, **ARMS}

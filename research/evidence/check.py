@@ -1,11 +1,11 @@
-"""One round of a finished run once more, by a few lines of plain PyTorch that share nothing with the package.
+"""Repeats one round of a finished run in a few lines of plain PyTorch that share nothing with the package.
 
     python -m research.evidence.check RUN [--rows 256] [--output docs/evidence/checks/NAME.json]
 
-Reads the run's tokens, M0, M1, entropies, active set and recipe, and compares: the entropies of some rows, from dense
-logits; the selection probabilities and the draw, by the paper's formula; the loss of every logged step and the strong
-model at the end, from a training loop of its own. What agrees here cannot be a fault of how the package trains.
-It is written for full training on one device with the defaults of WMSS: formula `paper`, `adamw`, linear schedule.
+It reads the run's tokens, M0, M1, entropies, active set and recipe. It compares the entropies of some rows with those
+of dense logits, the selection probabilities and the draw with the paper's formula, and the loss of every logged step
+and the final strong model with its own training loop. Where they agree, the package trains correctly. It supports full
+training on one device with the defaults of WMSS: formula `paper`, `adamw`, linear schedule.
 """
 
 import argparse
@@ -29,7 +29,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--base", help="folder of M0, where the recipe's does not lead to it")
+    parser.add_argument("--base", help="folder of M0, if it is not where the recipe says")
     parser.add_argument("--rows", type=int, default=256, help="rows whose entropies are compared")
     parser.add_argument("--output", type=Path, help="where the comparison is written as JSON")
     args = parser.parse_args()
@@ -70,7 +70,7 @@ def load(folder: Path | str, dtype: torch.dtype) -> Any:
 
 @torch.no_grad()
 def entropies(model: Any, tokens: Dataset, rows: int) -> Iterator[tuple[str, float]]:
-    """Mean entropy of the predictions of a row's supervised tokens, from dense logits."""
+    """Yield the mean entropy over each row's supervised tokens, from dense logits."""
     for row in tokens.select(range(min(rows, len(tokens)))):
         ids, labels = (torch.tensor(row[name], device=DEVICE) for name in ("input_ids", "labels"))
         logs = log_softmax(model(ids[None]).logits[0, :-1][labels[1:] != -100].float(), dim=-1)
@@ -91,7 +91,7 @@ def selection(run: Path, recipe: dict[str, Any], ids: list[str], scored: dict[st
 
 
 def training(run: Path, recipe: dict[str, Any], tokens: Dataset, base: Path | str) -> dict[str, Any]:
-    """Both models on their mixed logits, one epoch over the active set."""
+    """Train both models on their mixed logits for one epoch over the active set."""
     settings, rows = recipe["joint"], np.flatnonzero(pq.read_table(run / "round-1/active/active.parquet")["draws"])
     batch, mixed = settings["batch_size"], recipe["precision"] == "bf16-mixed"
     steps = len(rows) // batch

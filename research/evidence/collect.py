@@ -1,7 +1,7 @@
-"""Runs of the study as files: a folder of `weakdriven compare` or `weakdriven sweep` -> JSON.
+"""Collects runs of the study: turns a folder of `weakdriven compare` or `weakdriven sweep` into JSON.
 
-A result file holds one comparison of one student: which items each trained model got right, seed by seed, so that every
-test can be computed again; the recipe, versions and hardware; what each method cost. It holds no path of the machine.
+A result file holds one comparison of one student: the items that each model got right, by seed, so that every test can
+be computed again; the recipe, versions and hardware; and the cost of each method. It holds no path of the machine.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ MACHINE_PATH = re.compile(r"(?:~|(?<![\w.]))(?:/[\w.@+-]+)*/(?=[\w.@+-])")
 
 
 def collect(folder: Path, *, study: str, student: str, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Result files of finished runs: one for a comparison, one for each point of a sweep; part -> contents.
+    """Return the contents of result files by part: one for a comparison, one for each point of a sweep.
 
     Args:
-        folder: As `weakdriven compare` or `weakdriven sweep` leaves it.
-        names: What to call a method instead, such as wmss=wmss_annealed for a recipe with another joint training.
+        folder: The output of `weakdriven compare` or `weakdriven sweep`.
+        names: Other names of methods, such as wmss=wmss_annealed for a recipe with another joint training.
     """
     if (folder / COMPARE_FILE).exists():
         comparisons = {"": read_json(folder / COMPARE_FILE)}
@@ -44,7 +44,7 @@ def collect(folder: Path, *, study: str, student: str, names: Mapping[str, str] 
 
 
 def stopped(folder: Path) -> dict[str, Any]:
-    """The results of a comparison that was interrupted before its first seed was finished."""
+    """Return the results of a comparison that was interrupted before its first seed was finished."""
     runs = {path.parent.name: path.parent for path in sorted(folder.glob(f"seed-*/{PLAN_FILE}"))}
     if not runs:
         raise SystemExit(f"{folder} holds neither {COMPARE_FILE}, {SWEEP_FILE} nor runs; give a folder with results.")
@@ -61,7 +61,7 @@ def stopped(folder: Path) -> dict[str, Any]:
 
 
 def hardware_of(runs: Iterable[Path]) -> str:
-    """What the stages of the runs were computed on; of older runs, which do not say, the machine that collects them."""
+    """Return the hardware of the runs' stages; older runs do not record it, so it is this machine's."""
     manifests = [read_json(run / name / MANIFEST) for run in runs for name in sorted(current_stages(run))]
     if found := dict.fromkeys(one["hardware"] for one in manifests if "hardware" in one):
         return "; ".join(found)
@@ -71,9 +71,9 @@ def hardware_of(runs: Iterable[Path]) -> str:
 
 
 def points_of(folder: Path) -> dict[str, Any]:
-    """Each point of a sweep as the facts of a comparison; what the point itself ends with bears its name.
+    """Return each point of a sweep as the facts of a comparison; the point's own result has the point's name.
 
-    A run whose answers are all there counts also where the sweep was cut off before it listed that.
+    A run with all answers counts even if the sweep was interrupted before it listed the run.
     """
     facts = read_json(folder / SWEEP_FILE)
     points = {name: {"seeds": {}, "methods": {}, "failed": {}} for name in facts["points"]}
@@ -95,7 +95,7 @@ def points_of(folder: Path) -> dict[str, Any]:
 
 
 def answered(run: Path) -> bool:
-    """Whether all evaluations of a run are finished: a method without its reference could not be compared."""
+    """Return whether all evaluations of a run are finished: a method cannot be compared without its reference."""
     if not (run / PLAN_FILE).exists():
         return False
     asked = [name for name in read_json(run / PLAN_FILE) if name.startswith("eval/")]
@@ -103,7 +103,7 @@ def answered(run: Path) -> bool:
 
 
 def models_of(run: Path, name: str) -> dict[str, str]:
-    """Method -> model, for models that were evaluated on all benchmarks; the last round is called `name`."""
+    """Map methods to models that were evaluated on all benchmarks; the last round is called `name`."""
     asked = dict.fromkeys(one.split("/")[1] for one in read_json(run / PLAN_FILE) if one.startswith("eval/"))
     whole = [model for model in asked if "-at-" not in model and answers_of(model, run, {})]
     rounds = [model for model in whole if model.startswith("round-")]
@@ -112,7 +112,7 @@ def models_of(run: Path, name: str) -> dict[str, str]:
 
 
 def stages_of(run: Path, model: str) -> list[str]:
-    """The stages that a model was made from, without the data and without those that only set how long to train."""
+    """List the stages of which a model was made, without the data and stages that only set how long to train."""
     current = current_stages(run)
     manifests = {name: read_json(run / name / MANIFEST) for name in read_json(run / PLAN_FILE) if name in current}
     by_key = {one["key"]: name for name, one in manifests.items()}
@@ -145,13 +145,13 @@ def contents(folder: Path, facts: dict[str, Any], names: Mapping[str, str]) -> d
 
 
 def stage_facts(stage: Path) -> dict[str, Any]:
-    """How long a stage took and what it counted, such as steps, rows, or pairs that could be made."""
+    """Return a stage's time and counters, such as steps, rows or pairs."""
     manifest = read_json(stage / MANIFEST)
     return {"seconds": round(manifest["wall_seconds"], 1), "counters": manifest["counters"]}
 
 
 def answers_of(model: str, run: Path, items: dict[str, Any]) -> dict[str, Any]:
-    """Benchmark -> the model's answers; empty if one benchmark is missing. `items` learns how many there are."""
+    """Map benchmarks to the model's answers, and add their sizes to `items`; empty if a benchmark is missing."""
     asked = [name for name in read_json(run / PLAN_FILE) if name.startswith(f"eval/{model}/")]
     if not asked or not current_stages(run).issuperset(asked):
         return {}
@@ -159,7 +159,7 @@ def answers_of(model: str, run: Path, items: dict[str, Any]) -> dict[str, Any]:
 
 
 def answers_at(stage: Path, items: dict[str, Any]) -> dict[str, Any]:
-    """A model's answers to the benchmark that a folder is named after."""
+    """Return a model's answers to the benchmark that names a folder."""
     samples = list(read_jsonl(stage / SAMPLES))
     right_P, n = correct_counts(samples)
     ids = list(dict.fromkeys(sample["id"] for sample in samples))
@@ -174,17 +174,17 @@ def answers_at(stage: Path, items: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_answers(result: dict[str, Any], method: str, like: str, folders: Mapping[str, Path]) -> dict[str, Any]:
-    """A result file with one more method: what `weakdriven eval run` wrote, such as the answers of a mixture.
+    """Add a method to a result file: the output of `weakdriven eval run`, such as the answers of a mixture.
 
     Args:
-        like: The method that it was trained by, for its cost.
-        folders: By seed; each with all benchmarks of the file.
+        like: The method that trained the model, for its cost.
+        folders: Folders by seed, each with all benchmarks of the file.
     """
     if method in result["methods"]:
         raise SystemExit(f"There is a {method} already; give another name, or remove it.")
     trained = result["methods"].get(like, {"seeds": {}})
     if unknown := folders.keys() - trained["seeds"].keys():
-        raise SystemExit(f"There is no {like} of seed {min(unknown)} that it could have been trained by.")
+        raise SystemExit(f"There is no {like} of seed {min(unknown)} that could have trained it.")
     as_there = result["recipe"]["data"]["style"], result["recipe"]["eval"]["max_new_tokens"]
     seeds = dict[str, Any]()
     for seed, folder in folders.items():
@@ -202,7 +202,8 @@ def with_answers(result: dict[str, Any], method: str, like: str, folders: Mappin
 
 
 def packed(right_P: Iterable[int]) -> str:
-    """
+    """Pack right answers as bits in hexadecimal.
+
     >>> packed([1, 0, 0, 0, 1, 1, 1, 1, 1]), unpacked("8f80", 9).tolist()
     ('8f80', [1, 0, 0, 0, 1, 1, 1, 1, 1])
     """
@@ -214,7 +215,7 @@ def unpacked(text: str, count: int) -> Any:
 
 
 def shares(text: str, fact: Mapping[str, int]) -> Any:
-    """Share of each item's answers that are right, (P,); of several answers a byte each counts the right ones.
+    """Return the share of right answers of each item, (P,); with several answers per item, a byte counts right ones.
 
     >>> shares("8f80", {"count": 9}).tolist()[:2], shares("000804", {"count": 3, "samples": 8}).tolist()
     ([1.0, 0.0], [0.0, 1.0, 0.5])
@@ -225,7 +226,7 @@ def shares(text: str, fact: Mapping[str, int]) -> Any:
 
 
 def without_paths(value: Any) -> Any:
-    """The value with folders cut off every path in it.
+    """Strip the folders from every path in a value.
 
     >>> without_paths({"model": "/models/gemma", "why": ["See /logs/a/b.log."], "share": "1/2", "id": "a/b"})
     {'model': 'gemma', 'why': ['See b.log.'], 'share': '1/2', 'id': 'a/b'}

@@ -1,14 +1,14 @@
 """The comparisons of docs/evidence/comparisons.yaml, and every number that a page quotes.
 
-A page quotes a number as `-1.3 [-2.0, -0.6]<!--wmss-->`; the comment, which no reader sees, is its name. Names are
-those of the list, or STUDY/METHOD for a method against the SFT restart of its own runs. What may come after a name:
+A page quotes a number as `-1.3 [-2.0, -0.6]<!--wmss-->`, where the invisible comment is its name. Names are those of
+the list, or STUDY/METHOD for a method against the SFT restart of its own runs. Their forms:
 
     wmss                      mean over the students, with its interval
-    wmss gemma-3-270m         that student's
-    wmss p                    p-value with students as a random factor: for other students
+    wmss gemma-3-270m         the difference of that student
+    wmss p                    p-value with students as a random factor
     core/sft_active of wmss   ratio of two means, in percent
-    score core/wmss STUDENT   accuracy in percent; `epochs core/wmss STUDENT` what it cost in epochs of SFT
-    time core/wmss STUDENT    how long it took, in times of two epochs of SFT
+    score core/wmss STUDENT   accuracy in percent; `epochs core/wmss STUDENT` its cost in epochs of SFT
+    time core/wmss STUDENT    its time relative to two epochs of SFT
     seen FILE MODEL STATISTIC of what `weakdriven diagnose` measured
 """
 
@@ -32,7 +32,7 @@ QUOTED = re.compile(r"(?P<shown>[^\s|(]+(?: \[[^]]*\])?)<!--(?P<name>[\w./ -]+)-
 
 @dataclass(frozen=True)
 class Difference:
-    """One method less another, item by item."""
+    """One method minus another, item by item."""
 
     by_student: dict[str, Scores]
 
@@ -42,11 +42,11 @@ class Difference:
 
     @property
     def chance(self) -> float | None:
-        """p-value of a t-test over students: that the mean over other students is 0."""
+        """p-value of a t-test over students, with the null hypothesis that the mean over all students is 0."""
         return t_test(np.array([score_of(one) for one in self.by_student.values()]))
 
     def shown(self, student: str = "") -> str:
-        """With its interval, for one student or as the mean of all."""
+        """Format the difference with its interval, for one student or the mean of all."""
         if student and student not in self.by_student:
             return MISSING
         one = Difference({student: self.by_student[student]}) if student else self
@@ -54,7 +54,7 @@ class Difference:
 
 
 class Numbers:
-    """Everything that a table or a page may say, computed from the result files when it is asked for."""
+    """All numbers of tables and pages, computed from the result files on demand."""
 
     def __init__(self, results: list[dict[str, Any]], seen: list[dict[str, Any]], listed: Mapping[str, Any]):
         self.trained = {(one.student, f"{one.study}/{one.method}"): one for one in on_test_items(results)}
@@ -78,7 +78,7 @@ class Numbers:
         return Difference(found)
 
     def text(self, name: str) -> str:
-        """A number by its name; see the head of this file."""
+        """Return a number by its name; see the top of this file."""
         first, *rest = name.split()
         match first, rest:
             case "mechanism", [fact]:
@@ -99,11 +99,11 @@ class Numbers:
                 return self.difference(first).shown(*rest)
 
     def quoted(self, page: str) -> str:
-        """The page with every quoted number computed again."""
+        """Return the page with every quoted number computed again."""
         return QUOTED.sub(lambda match: f"{self.text(match['name'])}<!--{match['name']}-->", page)
 
     def row(self, name: str) -> list[str]:
-        """Of a table: what is compared, each student's difference, their mean, and its p-value for other students."""
+        """Return a table row: what is compared, each student's difference, their mean, and its p-value."""
         found = self.difference(name)
         chance = MISSING if found.chance is None else f"{found.chance:.2f}"
         return [self.listed[name]["text"], *(found.shown(student) for student in STUDENTS), found.shown(), chance]
@@ -114,10 +114,10 @@ def read_comparisons() -> dict[str, Any]:
 
 
 def paired(one: Trained, other: Trained | None, *, own: bool) -> Scores:
-    """Differences, (S, P), under the seeds that both have; without another, to the SFT restart of the same runs.
+    """Return differences, (S, P), for the seeds that both have; by default, to the SFT restart of the same runs.
 
     Args:
-        own: Both by what they are above the restart of their own runs: for runs of different sessions.
+        own: Compare both methods relative to the restart of their own runs, for runs of different sessions.
     """
     if other is None:
         return one.differences

@@ -1,16 +1,16 @@
-"""Verified rows -> training and validation sets of the study of docs/evidence.
+"""Makes the training and validation sets of docs/evidence from verified rows.
 
     python -m research.evidence.data ROWS FOLDER [--problems 4096] [--solutions 1] [--seed 0]
     python -m research.evidence.data docs/evidence/solutions.jsonl.gz FOLDER \
         --questions gsm8k_train.jsonl.gz ...
 
-ROWS is `train.jsonl` (or .gz) of `weakdriven data build`, or what the study keeps of it: one solution of each problem
-by id, without the question, which then comes from the files that the rows were built of. FOLDER gets `train.jsonl`,
-`counts.json`, and `validation/math500.jsonl`: 500 problems that are not in `train.jsonl`. A benchmark's file must have
-its number of rows, and 500 is that of MATH-500, so `eval.data_dir=FOLDER/validation eval.benchmarks=[math500]` asks
-them, with the prompts and the grader of the test sets; `validation/rows.jsonl` has them with a solution each, for
-`weakdriven diagnose --rows`. A larger set holds every problem of a smaller one, and validation is the same for all.
-`--solutions` above 1 needs the rows themselves.
+ROWS is `train.jsonl` (or .gz) of `weakdriven data build`, or the part of it that the study keeps: one solution of each
+problem by id, whose question is then read from the source files (`--questions`). FOLDER gets `train.jsonl`,
+`counts.json` and `validation/math500.jsonl`: 500 problems that are not in `train.jsonl`. They have the file name and
+number of rows of MATH-500, so that `eval.data_dir=FOLDER/validation eval.benchmarks=[math500]` evaluates on them with
+the prompts and grader of the test sets. `validation/rows.jsonl` has them with a solution each, for `weakdriven diagnose
+--rows`. A larger set contains every problem of a smaller one, and validation is the same for all. `--solutions` above 1
+needs the rows themselves.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from weakdriven.data.rows.files import read_rows
 from weakdriven.runs.files import write_json, write_jsonl
 
 HELD_OUT = 500
-"""Problems for validation: as many as MATH-500 has."""
+"""Number of validation problems, as in MATH-500."""
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("rows", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--problems", type=int, default=4096, help="problems to train on")
-    parser.add_argument("--solutions", type=int, default=1, help="solutions of each, at most")
+    parser.add_argument("--solutions", type=int, default=1, help="maximum solutions of each problem")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--questions", nargs="+", default=[], help="files with the questions that ROWS leaves out")
     args = parser.parse_args()
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def asked(solutions: list[dict[str, Any]], questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Kept solutions with their questions, as `weakdriven data build` had written them."""
+    """Join kept solutions with their questions, as `weakdriven data build` wrote them."""
     known = {row["id"]: row for row in questions}
     rows = []
     for solution in solutions:
@@ -75,13 +75,13 @@ def asked(solutions: list[dict[str, Any]], questions: list[dict[str, Any]]) -> l
 def split(
     rows: list[dict[str, Any]], problems: int, solutions: int, seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows to train on, in random order, and one of each held-out problem."""
+    """Return training rows in random order, and one row of each held-out problem."""
     by_problem: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_problem.setdefault(row["id"].split("#")[0], []).append(row)
     order = sorted(by_problem)
     random.Random(seed).shuffle(order)
-    # numbers alone: models of this size choose letters at random, which would only add noise
+    # only numbers: models of this size choose letters at random, which would only add noise
     held_out = [name for name in order if not by_problem[name][0]["meta"].get("options")][:HELD_OUT]
     left = [name for name in order if name not in set(held_out)]
     if len(held_out) < HELD_OUT or len(left) < problems:
@@ -98,12 +98,12 @@ def split(
 
 
 def as_item(row: dict[str, Any]) -> dict[str, Any]:
-    """A row's problem, as an item of a benchmark."""
+    """Return a row's problem as an item of a benchmark."""
     return {"id": row["id"].split("#")[0], "question": row["prompt"][-1]["content"], "answer": row["gold"]}
 
 
 def without_paths(row: dict[str, Any]) -> dict[str, Any]:
-    """The row without the folder that its teacher lay in."""
+    """Return the row without the folder of its teacher."""
     return row | {"meta": {key: value for key, value in row["meta"].items() if key != "teacher"}}
 
 

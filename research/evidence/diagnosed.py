@@ -1,4 +1,4 @@
-"""What `weakdriven diagnose` measured in a run of a student: files of docs/evidence/diagnosed, and tables of them."""
+"""Keeps what `weakdriven diagnose` measured in a student's run (docs/evidence/diagnosed), and makes tables of it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ MODELS = {
     "round-1": "wmss",
     "round-1-weak": "its weak branch",
 }
-"""Models of a run, as the tables of the study call them, in the order of a table."""
+"""Names of a run's models in the tables of the study, in the order of the tables."""
 STATISTICS = {
     "nll": "loss",
     "entropy": "entropy",
@@ -29,8 +29,7 @@ STATISTICS = {
     "top_right": "top right",
     "calibration_error": "calibration error",
 }
-"""The top token's probability, how often it is the true one, and how far the two are apart over bins; older files lack
-the last two."""
+"""Probability and accuracy of the top token, and their calibration error over bins; older files lack the last two."""
 BRANCHES = {
     "weak_entropy": "entropy, weak",
     "strong_entropy": "entropy, strong",
@@ -38,13 +37,13 @@ BRANCHES = {
     "negative_mass_strong": "wrong mass, strong",
     "negative_mass_mixed": "wrong mass, mixture",
 }
-"""Of a logged step of joint training; the mass is that of all tokens but the true one."""
+"""Statistics of a logged step of joint training; the mass is that of all tokens except the true one."""
 SHOWN = 10
-"""Steps of joint training in a table."""
+"""Number of steps of joint training in a table."""
 
 
 def diagnosed(run: Path, student: str) -> dict[str, Any]:
-    """The logits of a run's models, and its joint training step by step, without paths."""
+    """Return statistics of the logits of a run's models, and of its joint training by step, without paths."""
     logits, drift, manifest = (read_json(run / DIAGNOSTICS / name) for name in ("logits.json", "drift.json", MANIFEST))
     about = {name: logits["facts"][name] for name in ("round", "examples", "tokens", "seed")}
     about["held_out"] = bool(logits["facts"].get("rows"))
@@ -61,7 +60,7 @@ def read_diagnosed(folder: Path) -> list[dict[str, Any]]:
 
 
 def model_rows(found: dict[str, Any]) -> list[list[str]]:
-    """One line for each model: means over supervised tokens."""
+    """Return a row of means over supervised tokens for each model."""
     return [
         [called, *(cell(one.get(key, {}).get("mean")) for key in STATISTICS)]
         for name, called in MODELS.items()
@@ -74,17 +73,17 @@ def cell(value: float | None) -> str:
 
 
 def branch_rows(found: dict[str, Any]) -> list[list[str]]:
-    """The branches and their mixture on the rows of some steps of the last round."""
+    """Return rows about both models and their mixture at some steps of the last round."""
     steps = list(found["steps"].values())[-1]
     places = sorted({round(place * (len(steps) - 1) / (SHOWN - 1)) for place in range(SHOWN)})
     return [[str(steps[at]["step"]), *(f"{steps[at][name]:.3f}" for name in BRANCHES)] for at in places]
 
 
 def gaps(seen: Mapping[str, dict[str, Any]]) -> dict[str, float]:
-    """Target logit less the background's mean on Gemma's held-out rows.
+    """Return the target logit minus the background's mean on Gemma's held-out rows.
 
-    Cross-entropy fixes the mixture. If it is where SFT would take one model, z_strong = z_sft + (1 - lambda) / lambda *
-    (z_sft - z_weak): an extrapolation away from the weak branch, here with lambda 0.5.
+    Cross-entropy determines the mixture. If the mixture is what SFT would make of one model, then z_strong = z_sft +
+    (1 - lambda) / lambda * (z_sft - z_weak): an extrapolation away from the weak model, here with lambda 0.5.
     """
     models = seen["gemma-3-270m-s42-sizes-held_out"]["models"] if seen else {}
     gap = {name: one["target"]["mean"] - one["background"]["mean"] for name, one in models.items()}
@@ -97,7 +96,7 @@ def gaps(seen: Mapping[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def mechanism(seen: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """What the page says of how joint training works; of logged steps, all runs of all students."""
+    """Return the page's numbers about how joint training works, from the logged steps of all runs and students."""
     found = {name.replace(" ", "_").replace(",", ""): f"{gap:.1f}" for name, gap in gaps(seen).items()}
     runs = [steps for one in seen.values() for steps in [*one["steps"].values()][-1:] if not one.get("held_out")]
     pull = [0.5 * step["negative_mass_mixed"] / step["negative_mass_strong"] for steps in runs for step in steps]

@@ -1,4 +1,4 @@
-"""The two figures of docs/evidence. Each file ends with a digest of what it was drawn from, which a test checks."""
+"""Draws the two figures of docs/evidence. Each file ends with a digest of its data, which a test checks."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from weakdriven.report.figure import Figure, write_figures
 from weakdriven.runs.files import write_text
 
 SHOWN = ("core", "variants", "saturated", "exploratory")
-"""Studies whose trainings are in the figure; the others have few or other items, or methods that also generate."""
+"""Studies in the figure; the others have few or different items, or methods that also generate."""
 CURVE = ("base", "m1", "sft", "sft_compute")
 """SFT on one schedule."""
 KINDS = {
@@ -29,7 +29,7 @@ def figures(numbers: Numbers) -> list[Figure]:
 
 
 def write_drawn(drawn: list[Figure], folder: Path) -> list[Path]:
-    """NAME.svg of each figure; one that shows the same data as the file there is not drawn again."""
+    """Write NAME.svg of each figure, unless the file already shows the same data."""
     paths = [folder / f"{figure.name}.svg" for figure in drawn]
     for old in set(folder.glob("*.*")) - set(paths):
         old.unlink()
@@ -47,7 +47,7 @@ def digest(figure: Figure) -> str:
 
 
 def compute_figure(found: list[Trained]) -> Figure:
-    """Accuracy over epoch-equivalents of compute, for each student."""
+    """Draw accuracy over compute in epochs of SFT, for each student."""
     rows = [
         {
             "student": one.student,
@@ -97,7 +97,7 @@ def percent(share: float) -> float:
 
 
 def mechanism_figure(found: dict[str, float]) -> Figure:
-    """How far the target's logit is above the mean of the others, for each branch on held-out rows."""
+    """Draw how far the target's logit is above the mean of the others, for each model on held-out rows."""
     rows = [{"model": name, "gap": round(gap, 2)} for name, gap in found.items()]
     y = {"field": "model", "type": "nominal", "sort": [*found], "title": None, "axis": {"labelLimit": 300}}
     x = {"field": "gap", "type": "quantitative", "title": "target logit less the mean of the others, nats"}

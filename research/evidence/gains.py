@@ -1,4 +1,4 @@
-"""The second study's result files -> its screens and verdicts (docs/evidence/protocol-2.md), printed as tables.
+"""Prints the screens and verdicts of the second study (docs/evidence/protocol-2.md) as tables from its result files.
 
 python -m research.evidence.gains [RESULTS] [--screen extrapolate_0.25]
 """
@@ -18,7 +18,7 @@ from weakdriven.report.compare.table import REFERENCE
 from weakdriven.report.format import MISSING, markdown_table, with_brackets
 
 SEEN = 500
-"""Items of GSM8K and SVAMP that earlier work has used; hypotheses are asked on the rest."""
+"""Items of GSM8K and SVAMP that earlier work has used; hypotheses are tested on the rest."""
 MATCHED, SCREEN = "sft_N", "the screen that passed"
 HYPOTHESES = {
     "G1": ("rft", MATCHED),
@@ -30,7 +30,7 @@ HYPOTHESES = {
 }
 STUDENTS = 2
 FROZEN = "frozen_mixture"
-"""The only screen that trains more than M1, so its reference is the matched SFT."""
+"""The only screen that trains more than M1, so its reference is SFT with matched compute."""
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def screen_table(results: list[dict[str, Any]]) -> str:
-    """Validation accuracy of every method, and its differences to M1 and to the restart."""
+    """Tabulate the validation accuracy of every method, and its differences to M1 and to the restart."""
     rows = []
     for result in (one for one in results if one["study"] == "screens"):
         for method in result["methods"]:
@@ -63,7 +63,7 @@ def screen_table(results: list[dict[str, Any]]) -> str:
 
 
 def verdict_table(results: list[dict[str, Any]], screen: str) -> str:
-    """Each hypothesis on the items that were not used before; then, described, without AQuA and on the used items."""
+    """Tabulate each hypothesis on the new items; then, for description only, without AQuA and on the used items."""
     trials = [one for one in results if one["study"] == "trial"]
     students = sorted({one["student"] for one in trials})
     pairs = {name: named(of, to, screen) for name, (of, to) in HYPOTHESES.items()}
@@ -117,7 +117,7 @@ def scores(result: dict[str, Any], method: str, seeds: list[str] | None = None) 
 
 
 def differences(results: list[dict[str, Any]], student: str, of: str, to: str) -> Scores:
-    """(S, P) for each benchmark; seeds count where one file, that is one session, has both."""
+    """Return differences, (S, P), for each benchmark, over seeds for which one file (one session) has both."""
     parts: list[Scores] = []
     for result in (one for one in results if one["student"] == student):
         methods: Mapping[str, Any] = result["methods"]
@@ -131,7 +131,7 @@ def differences(results: list[dict[str, Any]], student: str, of: str, to: str) -
 
 
 def new(values: Scores) -> Scores:
-    """On the items that were not used before; of MAWPS and AQuA all."""
+    """Select the items that were not used before; of MAWPS and AQuA, all."""
     return {name: each[:, SEEN:] if each.shape[1] > SEEN else each for name, each in values.items()}
 
 

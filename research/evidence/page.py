@@ -1,4 +1,4 @@
-"""The tables and figures of docs/evidence, computed from its result files alone."""
+"""Computes the tables and figures of docs/evidence from its result files alone."""
 
 import re
 from pathlib import Path
@@ -27,16 +27,16 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/evidence"
 PAGES = [ROOT / "README.md", *(FOLDER / f"{name}.md" for name in ("README", "details", "tables"))]
 HEADLINE = ("wmss", "wmss_sft", "wmss_compute", "wmss_saturated")
-"""Comparisons of the page's table."""
+"""Comparisons in the page's table."""
 ALONE = "alone"
-"""Only measures costs; its scores are of one small benchmark."""
+"""Study that only measures costs; its scores are of one small benchmark."""
 STUDIES = ("core", "variants", "published", "saturated", "exploratory")
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<text>.*?)<!-- end of table -->", re.DOTALL)
 NOTHING = "No results yet."
 
 
 def write(folder: Path) -> list[Path]:
-    """Rewrite the tables and quoted numbers of all pages, and the figures; returns the files."""
+    """Rewrite the tables and quoted numbers of all pages, and the figures; return the files."""
     numbers, tables = read_all(folder)
     for page in PAGES:
         write_text(page, written(page.read_text(encoding="utf-8"), numbers, tables))
@@ -59,7 +59,7 @@ def written(page: str, numbers: Numbers, tables: dict[str, str]) -> str:
 
 
 def with_tables(page: str, tables: dict[str, str]) -> str:
-    """The page with the tables between its marks computed again."""
+    """Return the page with the tables between its markers computed again."""
 
     def block(match: re.Match[str]) -> str:
         if match["name"] not in tables:
@@ -89,7 +89,7 @@ def verdict_table(found: list[Trained]) -> str:
 
 
 def score_tables(found: list[Trained]) -> str:
-    """One table for each student and study."""
+    """Make a table for each student and study."""
     parts = []
     for student, study in dict.fromkeys((one.student, one.study) for one in found):
         own = [one for one in found if (one.student, one.study) == (student, study)]
@@ -102,7 +102,7 @@ def score_tables(found: list[Trained]) -> str:
 
 
 def in_order(found: list[Trained]) -> list[Trained]:
-    """What comes before training, the reference, the rest by score."""
+    """Sort: models before training, the reference, the rest by score."""
     first = [*STARTS, REFERENCE]
     rank = {one.method: (first.index(one.method) if one.method in first else len(first)) for one in found}
     return sorted(found, key=lambda one: (rank[one.method], -score_of(one.scores)))
@@ -120,7 +120,7 @@ def score_cells(one: Trained, benchmarks: list[str]) -> list[str]:
 
 
 def without_letters(scores: dict[str, Any]) -> dict[str, Any]:
-    """The benchmarks whose answers are numbers: students this small guess AQuA's letters."""
+    """Select benchmarks whose answers are numbers, because students of this size guess AQuA's letters."""
     return {name: values_SP for name, values_SP in scores.items() if name != "aqua"}
 
 
@@ -140,7 +140,7 @@ def validation_table(results: list[dict[str, Any]]) -> str:
 
 
 def cost_table(found: list[Trained]) -> str:
-    """Time against two epochs of SFT is that of a GPU that others shared, unless a run had it alone."""
+    """Tabulate costs; times relative to two epochs of SFT are of a shared GPU, unless a run had it alone."""
     rows = []
     for one in found:
         if one.seconds is not None and "-" not in one.study:
@@ -150,7 +150,7 @@ def cost_table(found: list[Trained]) -> str:
 
 
 def diagnosed_tables(seen: list[dict[str, Any]]) -> str:
-    """Tables for each student: its models, and, of training rows, the branches while they were trained jointly."""
+    """Make each student's tables: its models, and on training rows, both models during joint training."""
     parts = []
     for one in seen:
         rows = "held-out" if one.get("held_out") else "training"
@@ -158,7 +158,7 @@ def diagnosed_tables(seen: list[dict[str, Any]]) -> str:
         study = f", `{one['study']}`" if one.get("study") else ""
         parts += [f"**{one['student']}, seed {one['seed']}{study}** ({about})", ""]
         parts += [table(["model", *STATISTICS.values()], model_rows(one)), ""]
-        if not one.get("held_out"):  # steps are of training rows
+        if not one.get("held_out"):  # steps are on training rows
             parts += [table(["joint step", *BRANCHES.values()], branch_rows(one)), ""]
     return "\n".join(parts).strip() or NOTHING
 
@@ -179,7 +179,7 @@ def file_table(results: list[dict[str, Any]]) -> str:
 
 
 def shortened(why: str) -> str:
-    """A reason up to its first bracket; the file has all of it."""
+    """Cut a reason at its first bracket; the file has all of it."""
     return why.partition(" (")[0]
 
 

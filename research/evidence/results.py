@@ -1,4 +1,4 @@
-"""Result files of the study -> differences, tests and verdicts (docs/evidence/protocol.md)."""
+"""Computes differences, tests and verdicts from the study's result files (docs/evidence/protocol.md)."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,13 +15,13 @@ from weakdriven.report.compare.table import REFERENCE
 from weakdriven.runs.files import read_json
 
 VALIDATION = ("rate", "wmss_rate", "epochs")
-"""Studies on validation problems: two choose the learning rate and the epochs of saturated SFT, one only looks."""
+"""Studies on validation problems: two choose the learning rate and the epochs of saturated SFT, one is descriptive."""
 POINTED = ("sampled", "sizes")
-"""Several samples per item; other numbers of rows. Each of their points has references of its own."""
+"""Studies with several samples per item, or other numbers of rows; each of their points has its own references."""
 STARTS = ("base", "m1")
-"""Models that every comparison has, besides the reference."""
+"""Models in every comparison besides the reference."""
 SHARED = (*STARTS, REFERENCE, "sft")
-"""Methods that every point of a sweep has."""
+"""Methods of every point of a sweep."""
 STUDENTS = ("gemma-3-270m", "smollm2-135m", "qwen2.5-coder-0.5b")
 HYPOTHESES = {
     ("core", "wmss"): "H1: WMSS",
@@ -30,15 +30,15 @@ HYPOTHESES = {
     ("variants", "wmss_anchor_matched"): "H3b: WMSS with the strong anchor, matched steps",
     ("saturated", "wmss"): "H4: WMSS after saturated SFT",
 }
-"""Study and method of each registered hypothesis (protocol.md); Holm corrects over all of them, run or not."""
+"""Study and method of each registered hypothesis (protocol.md); Holm's correction counts all of them, run or not."""
 SEEDS = 5
 """Seeds that every hypothesis needs."""
 GAIN, SAME = 0.01, 0.015
-"""Least difference that is called a gain, and the half-width of what is called no difference."""
+"""Smallest difference that counts as a gain, and the half-width of the equivalence interval."""
 UNSCORED = {*SHARED, "wdjt_only", "sft_compute", "uniform_active"}
 """Methods that need no entropies; the others scan all rows with two models."""
 DRAWS = 2000
-"""Of every permutation test."""
+"""Draws of each permutation test."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class Trained:
     study: str
     method: str
     scores: dict[str, Any]
-    """Benchmark -> share of each item's answers that are right, (S, P)."""
+    """By benchmark: share of right answers of each item, (S, P)."""
     reference: dict[str, Any] | None
-    """Of the same files, seed by seed; None for the reference itself and what comes before it."""
+    """The reference's scores in the same files, by seed; None for the reference itself and models before it."""
     seeds: list[str]
     seconds: float | None
-    """Mean over its trainings of the time of all stages that lead to the model."""
+    """Mean time, over its trainings, of all stages of which the model was made."""
     over_sft: float | None
-    """Time over that of two epochs of SFT in the same files, so under the same load."""
+    """Time relative to two epochs of SFT in the same files, and so under the same load."""
     epochs: float | None
-    """How many epochs of SFT take as many operations: each token trained, and a third for each token only scored."""
+    """Compute in epochs of SFT: 1 for each trained token, 1/3 for each token that is only scored."""
     cut: float
-    """Share of answers that reached the limit of tokens."""
+    """Share of answers that reached the token limit."""
 
     @cached_property
     def against(self) -> SeedComparison | None:
@@ -81,16 +81,16 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 def on_test_items(results: list[dict[str, Any]]) -> list[Trained]:
-    """All trainings that were evaluated on test items.
+    """Return all trainings that were evaluated on test items.
 
-    A point of `POINTED` is a study of its own, such as `sizes-rows_2048`, whose method is WMSS; several samples per
-    item are also counted as one that is right if any of them is, in `sampled-t0.6-any`.
+    A point of `POINTED` is a separate study, such as `sizes-rows_2048`, whose method is WMSS. Several samples per item
+    are also counted as one answer that is right if any of them is, in `sampled-t0.6-any`.
     """
     found = trained_methods([one for one in results if one["study"] not in (*VALIDATION, *POINTED)])
     files: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for one in results:
         for point, trained in one["methods"].items() if one["study"] in POINTED else ():
-            if point not in SHARED and "like" not in trained:  # what `also` added belongs to a point and is none
+            if point not in SHARED and "like" not in trained:  # methods added by `also` are not points
                 files.setdefault((one["student"], one["study"], point), []).append(one)
     for (_, study, point), own in files.items():
         for one in trained_methods(own):
@@ -107,7 +107,7 @@ def any_right(scores: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained_methods(results: list[dict[str, Any]]) -> list[Trained]:
-    """One entry for each student, study and method, over all files that have it."""
+    """Return one entry for each student, study and method, over all files that have it."""
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for result in results:
         for method in result["methods"]:
@@ -116,13 +116,13 @@ def trained_methods(results: list[dict[str, Any]]) -> list[Trained]:
 
 
 def together(student: str, study: str, method: str, files: list[dict[str, Any]]) -> Trained:
-    """Over files, each of which compares within itself; seeds of a shared method that several trained count once."""
+    """Join files, each with its own comparison; a shared method's seed counts once even if several files trained it."""
     shared, what = method in SHARED, f"{student}, {study}, {method}"
     refuse_unlike(what, files, ("model", "data", "sft") if shared else ())
     own, reference = dict[str, list[Any]](), dict[str, list[Any]]()
     counts, seen = list[int](), list[Any]()
     for result in files:
-        # points of a sweep share their reference and what comes before it: the same training counts once
+        # points of a sweep share their reference and the models before it, so the same training counts once
         each = {seed: one for seed, one in result["methods"][method]["seeds"].items() if (seed, one) not in seen}
         seen += each.items()
         counts.append(len(each))
@@ -147,12 +147,12 @@ def together(student: str, study: str, method: str, files: list[dict[str, Any]])
 
 
 def refuse_unlike(what: str, files: list[dict[str, Any]], sections: Iterable[str]) -> None:
-    """Trainings that are counted together have the same items and, seed and what only rounds aside, the same recipe.
+    """Raise an error unless files have the same items and the same recipe, up to the seed and settings of rounding.
 
-    Methods have their names in the file; which of them the recipe calls its own does not matter.
+    Methods have their names in the file; the recipe's own name of its method does not matter.
 
     Args:
-        sections: Of the recipe; none are all.
+        sections: Sections of the recipe to compare (default: all).
     """
     first, *others = files
     for other in others:
@@ -171,7 +171,8 @@ def refuse_unlike(what: str, files: list[dict[str, Any]], sections: Iterable[str
 
 
 def flat(recipe: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
-    """
+    """Flatten a recipe to dotted names.
+
     >>> dict(flat({"seed": 1, "sft": {"epochs": 2}}))
     {'seed': 1, 'sft.epochs': 2}
     """
@@ -180,7 +181,7 @@ def flat(recipe: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any
 
 
 def costs_of(method: str, files: list[dict[str, Any]], counts: list[int]) -> dict[str, float | None]:
-    """Files count by the method's trainings in them; one without two epochs of SFT has no part in the ratio to them."""
+    """Average costs over files, weighted by trainings; the ratio to SFT leaves out files without two epochs of SFT."""
     own = [(one["methods"][method]["cost"], count) for one, count in zip(files, counts, strict=True)]
     if not own[0][0]["seconds"]:
         return {"seconds": None, "over_sft": None, "epochs": None}
@@ -192,7 +193,7 @@ def costs_of(method: str, files: list[dict[str, Any]], counts: list[int]) -> dic
 
 
 def epochs_of(method: str, result: dict[str, Any]) -> float | None:
-    """Of methods that generate rows the operations are not known."""
+    """Return a method's compute in epochs of SFT, or None if it generates rows, whose compute is unknown."""
     methods = result["methods"]
     if "m1" not in methods or methods[method]["cost"]["generated_tokens"]:
         return None
@@ -203,7 +204,7 @@ def epochs_of(method: str, result: dict[str, Any]) -> float | None:
 
 
 def scores_in(result: dict[str, Any], method: str, seeds: Iterable[str]) -> dict[str, Any]:
-    """Benchmark -> (S, P) of one file."""
+    """Return the scores of one file by benchmark, (S, P)."""
     each = result["methods"].get(method, {"seeds": {}})["seeds"]
     if missing := [seed for seed in seeds if seed not in each]:
         raise SystemExit(f"{result['file']}: {method} has no seed {missing[0]}, so nothing can be paired with it.")
@@ -214,7 +215,7 @@ def scores_in(result: dict[str, Any], method: str, seeds: Iterable[str]) -> dict
 
 
 def averaged(by_seed: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Benchmark -> (S, P), the mean of each seed's trainings."""
+    """Return the mean over each seed's trainings by benchmark, (S, P)."""
     names = next(iter(by_seed.values()))[0]
     return {
         name: np.concatenate([np.mean([one[name] for one in each], axis=0) for each in by_seed.values()])
@@ -224,12 +225,12 @@ def averaged(by_seed: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One hypothesis over the students that have it."""
+    """One hypothesis over all students with results."""
 
     text: str
     by_student: dict[str, Trained]
     chance: float | None
-    """p-value over seeds, corrected by Holm over all registered hypotheses."""
+    """p-value over seeds, with Holm's correction over all registered hypotheses."""
 
     @property
     def against(self) -> dict[str, SeedComparison]:
@@ -241,7 +242,7 @@ class Verdict:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The students share the items and have seeds of their own."""
+        """Confidence interval; the students share the items and have their own seeds."""
         return interval_of(*(one.differences for one in self.by_student.values()))
 
     @property
@@ -256,7 +257,7 @@ def verdicts(found: list[Trained]) -> list[Verdict]:
 
 
 def chance_of(each: Iterable[SeedComparison]) -> float | None:
-    """t-test of the mean over students: seeds vary about their student's own mean, equally in all of them.
+    """Compute a t-test of the mean over students; seeds vary equally around each student's mean.
 
     >>> comparison = SeedComparison(0.02, (0, 0), (0.01, 0.02, 0.03), 1.0, None)
     >>> round(chance_of([comparison]), 4), round(chance_of([comparison] * 2), 4)
@@ -273,7 +274,7 @@ def chance_of(each: Iterable[SeedComparison]) -> float | None:
 
 
 def holm(chances: list[float | None]) -> list[float | None]:
-    """Holm's correction; what has not been run counts among the tests, as the largest.
+    """Apply Holm's correction; tests that were not run count as the largest p-values.
 
     >>> holm([0.01, None, 0.02])
     [0.03, None, 0.04]
@@ -294,7 +295,7 @@ def judged(
     *,
     students: int = len(STUDENTS),
 ) -> str:
-    """The verdict that protocol.md gives a result."""
+    """Return the verdict of protocol.md for a result."""
     if len(each) < students:
         return f"open: {len(each)} of {students} students"
     few = {name: len(one.by_seed) for name, one in each.items() if len(one.by_seed) < SEEDS}

@@ -1,14 +1,14 @@
-"""Runs the study of docs/evidence, one part at a time: the commands that protocol.md fixes.
+"""Runs the study of docs/evidence, one part at a time, with the commands that protocol.md specifies.
 
     python -m research.evidence.run smollm2-135m rate core --output runs/evidence
     python -m research.evidence.run qwen2.5-coder-0.5b core --first 45 --seeds 2 --output runs/evidence
     python -m research.evidence.run smollm2-135m controls --only sft_compute \
         --first 45 --seeds 2 --output runs/evidence
 
-A study is `weakdriven sweep` or `compare` with the methods and settings of the protocol; its results are collected as
-soon as it ends, so that the next part can use them. The learning rate is the one that the student's `rate`
-results choose, and the epochs of `saturated` those that its `epochs` results do. Relative paths of the recipes (models,
-data) are looked up where the command is started; `--set model=...` goes to every command.
+A study is `weakdriven sweep` or `compare` with the methods and settings of the protocol. Its results are collected as
+soon as it ends, so that the next part can use them: the student's `rate` results choose the learning rate, its `epochs`
+results the epochs of `saturated`. Relative paths in recipes (models, data) start at the working directory;
+`--set model=...` applies to every command.
 """
 
 import argparse
@@ -26,24 +26,24 @@ from weakdriven.runs.yaml import read_yaml
 
 FOLDER = Path(__file__).parents[2] / "docs/evidence"
 ONE_MORE = {1e-5: 3e-6, 3e-4: 1e-3}
-"""Tried as well when the best rate is at an end of the grid."""
+"""Rates that are also tried if the best rate is at an end of the grid."""
 ENOUGH = 0.005
-"""A longer SFT that gains less than this on validation is not worth it."""
+"""Minimum gain on validation for which SFT is made longer."""
 VALIDATION = "eval.data_dir=data/validation"
 COMPARED = {
     "core": [REFERENCE, "sft", "wmss", "wdjt_only", "sft_active", "wmss_frozen"],
     "alone": [REFERENCE, "sft", "wmss"],
 }
-"""Methods of the studies that are comparisons; `alone` measures their cost on a GPU that nothing else uses."""
+"""Methods of the studies that are comparisons; `alone` measures costs on a GPU without other processes."""
 TABLES = ("core", "variants", "controls", "saturated", "published", "exploratory", "sampled", "sizes", "alone")
 """Studies on test items, with several seeds; the others are on validation, with one."""
 STUDIES = ("rate", "wmss_rate", "epochs", *TABLES)
 FIRST = 42
 """The recipes' seed, and the only one of studies on validation."""
 POINTED = ("epochs", *TABLES)
-"""Studies whose points may run apart; the others choose among all of theirs."""
+"""Studies whose points may run separately; the others choose among all their points."""
 FEWER_SEEDS = {"exploratory": 3, "published": 3, "sampled": 3, "sizes": 3, "alone": 1}
-"""Of studies that test no hypothesis."""
+"""Number of seeds of studies that test no hypothesis."""
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every command")
     parser.add_argument("--rate", type=float, help="learning rate (default: chosen by the student's `rate` results)")
     parser.add_argument("--first", type=int, default=FIRST, help="first seed")
-    parser.add_argument("--seeds", type=int, help="how many seeds (default: those of the protocol)")
+    parser.add_argument("--seeds", type=int, help="number of seeds (default: the protocol's)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these points or methods of a study")
     parser.add_argument("--jobs", type=int, default=5, help="runs at once")
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="of the code that runs")
     args = parser.parse_args()
     if args.only and (whole := [study for study in args.studies if study not in POINTED]):
-        parser.error(f"--only is for {', '.join(POINTED)}; {whole[0]} runs whole.")
+        parser.error(f"--only is for {', '.join(POINTED)}; {whole[0]} cannot run in part.")
     for study in args.studies if args.only else ():
         names_in(study, args.only)
     if args.take_from and "alone" in args.studies:
@@ -80,12 +80,12 @@ def main() -> None:
 
 def run(arguments: list[str]) -> None:
     print("$ python", *arguments, flush=True)
-    if subprocess.run([sys.executable, *arguments]).returncode not in (0, 2):  # 2: a method without a result is one
+    if subprocess.run([sys.executable, *arguments]).returncode not in (0, 2):  # 2: a method has no result
         raise SystemExit(f"It failed: python {' '.join(arguments)}")
 
 
 def refuse_known(study: str, args: Any, folder: Path) -> None:
-    """Raise an error if results of these runs exist, unless the runs continue: no table takes both."""
+    """Raise an error if results of these runs exist, unless the runs are resumed: no table can take both."""
     if folder.exists():
         return
     first = args.first if study in TABLES else FIRST
@@ -97,12 +97,12 @@ def refuse_known(study: str, args: Any, folder: Path) -> None:
         if known := [f"{method} of seed {min(each)}" for method, each in again.items() if each]:
             raise SystemExit(
                 f"{args.results / one['file']} has {known[0]} already; give other seeds (--first, --seeds), other "
-                "points (--only) or another --results, or go on in the --output that holds its runs."
+                "points (--only) or another --results, or resume in the --output that holds its runs."
             )
 
 
 def methods_of(study: str, args: Any, result: dict[str, Any]) -> list[str]:
-    """Methods of a result that the study would train again; on validation, each point has a file of its own."""
+    """List a result's methods that the study would train again; on validation, each point has its own file."""
     if study not in TABLES:
         again = not args.only or any(result["file"].endswith(f"-{name}.json") for name in args.only)
         return [REFERENCE] if again else []
@@ -111,7 +111,7 @@ def methods_of(study: str, args: Any, result: dict[str, Any]) -> list[str]:
 
 
 def names_in(study: str, only: list[str]) -> list[str]:
-    """The requested methods or points of a study; all of them by default."""
+    """Return the requested methods or points of a study (default: all)."""
     known = list(COMPARED.get(study) or read_yaml(sweep_of(study))["points"])
     if unknown := [name for name in only if name not in known]:
         raise SystemExit(f"--only: {study} has no {unknown[0]}; it has {', '.join(known)}.")
@@ -133,12 +133,12 @@ def sweep_of(study: str) -> Path:
 def collected_as(study: str, args: Any) -> list[str]:
     options = ["--study", table_of(study), "--student", args.student]
     options += ["--results", str(args.results), "--commit", args.commit or "unknown"]
-    part = "-".join([f"s{args.first}", *(args.only if study in COMPARED else [])])  # a sweep's files bear their points
+    part = "-".join([f"s{args.first}", *(args.only if study in COMPARED else [])])  # a sweep's are named after points
     return [*options, "--part", part] if study in TABLES else options
 
 
 def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
-    """Arguments of `weakdriven`, and the folder to fill; a later command may depend on results collected before it."""
+    """Yield arguments of `weakdriven` and the output folder; later commands may depend on results collected before."""
     recipe, folder = str(FOLDER / f"recipes/{args.student}.yaml"), args.output / f"{args.student}-{study}"
     jobs = ["--jobs", str(1 if study == "alone" else args.jobs)]
     grid = ["--grid", str(sweep_of(study))]
@@ -159,7 +159,7 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
         return
     rate = args.rate or best_rate(args.results, args.student)
     settings = [*args.set, *rate_settings(rate)]
-    if study == "wmss_rate":  # M1 stays as it is
+    if study == "wmss_rate":  # M1 keeps its rate
         settings = [word for word in settings if not word.startswith("joint.learning_rate=")]
         settings += ["baselines=[sft_restart]", "eval.benchmarks=[math500]", VALIDATION, "--seeds", "1"]
         rates = ",".join(f"{rate * factor:g}" for factor in (0.1, 0.3, 1, 3))
@@ -170,7 +170,7 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
     if study == "saturated":
         settings.append(f"sft.epochs={enough_epochs(args.results, args.student, rate)}")
     if study == "alone":
-        settings.append("eval.benchmarks=[mawps]")  # the smallest; no score of it is used
+        settings.append("eval.benchmarks=[mawps]")  # the smallest; its scores are not used
     if study in TABLES:
         settings.append(f"seed={args.first}")
         folder = folder.with_name(f"{folder.name}-s{args.first}")
@@ -187,7 +187,7 @@ def commands(study: str, args: Any) -> Iterator[tuple[list[str], Path]]:
 
 
 def some_points(sweep: Path, names: list[str], target: Path) -> Path:
-    """The sweep with only these of its points."""
+    """Write the sweep with only these points."""
     whole = read_yaml(sweep)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_json(target, whole | {"points": {name: whole["points"][name] for name in names}})
@@ -195,7 +195,7 @@ def some_points(sweep: Path, names: list[str], target: Path) -> Path:
 
 
 def rate_settings(rate: float) -> list[str]:
-    """The student's rate for every method; SPIN, DPO and SSB by the paper's ratios to it.
+    """Return settings with the student's rate for every method; SPIN, DPO and SSB use the paper's ratios to it.
 
     >>> rate_settings(1e-4)[2:]
     ['spin.learning_rate=5e-06', 'dpo.learning_rate=5e-06', 'ssb.learning_rate=0.001']
@@ -205,13 +205,13 @@ def rate_settings(rate: float) -> list[str]:
 
 
 def best_rate(results: Path, student: str) -> float:
-    """The learning rate with the highest validation accuracy; at a tie the smaller."""
+    """Return the learning rate with the highest validation accuracy (in a tie, the smaller one)."""
     found = [(validated(one), -one["recipe"]["sft"]["learning_rate"]) for one in of_study(results, student, "rate")]
     return -max(found)[1]
 
 
 def enough_epochs(results: Path, student: str, rate: float) -> int:
-    """The first number of epochs that the next does not beat by half a point on validation."""
+    """Return the first number of epochs that the next one does not beat by half a point on validation."""
     tried = [(one["recipe"]["sft"], validated(one)) for one in of_study(results, student, "epochs")]
     if other := [sft["learning_rate"] for sft, _ in tried if sft["learning_rate"] != rate]:
         raise SystemExit(f"Epochs of {student} were tried at a rate of {other[0]:g}, not {rate:g}; run `epochs` again.")
@@ -220,14 +220,14 @@ def enough_epochs(results: Path, student: str, rate: float) -> int:
     counts = {point["sft.epochs"]: name for name, point in points.items()}
     for count, more in pairwise(sorted(counts)):
         if missing := [counts[one] for one in (count, more) if one not in scores]:
-            raise SystemExit(f"Epochs of {student}: {missing[0]} is not tried; run `epochs --only {missing[0]}`.")
+            raise SystemExit(f"Epochs of {student}: {missing[0]} was not tried; run `epochs --only {missing[0]}`.")
         if scores[more] < scores[count] + ENOUGH:
             return count
     return max(counts)
 
 
 def validated(result: dict[str, Any]) -> float:
-    """Accuracy that a choice is made by: of M1 where its epochs are chosen, of the reference where its rate is."""
+    """Return the accuracy for a choice: M1's for its epochs, the reference's for its rate."""
     wanted = "m1" if result["study"] == "epochs" else REFERENCE
     return next(score_of(one.scores) for one in trained_methods([result]) if one.method == wanted)
 

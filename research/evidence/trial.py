@@ -1,12 +1,12 @@
-"""Runs what docs/evidence/protocol-2.md compares, on one student: one command for its screens, one for its arms.
+"""Runs the comparisons of docs/evidence/protocol-2.md for one student: one command for screens, one for arms.
 
     python -m research.evidence.trial qwen2.5-coder-0.5b screens --seeds 3 --output runs/trial
     python -m research.evidence.trial qwen2.5-coder-0.5b rft weak_negatives sft_7 --seeds 5 --output runs/trial
 
 Names are `screens`, `arms`, one of either, `sft_N` (N epochs of SFT) or a method of the package; `sft_restart` always
-runs. `screens` and `--validation` use the validation problems. Each seed is a run directory in which what methods share
-is computed once, so the same command resumes, and more methods can be added. The result file is written whenever a
-seed ends, and by the same command with `--collect`.
+runs. `screens` and `--validation` use the validation problems. Each seed has a run directory in which shared stages are
+computed once, so the same command resumes, and methods can be added later. The result file is written when a seed ends,
+and by the same command with `--collect`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from weakdriven.stages.context import Context
 from weakdriven.stages.data import data_stage
 
 FACTS = "trial.json"
-"""In a run: each method's model and stages, and why a method has none."""
+"""File in a run: each method's model and stages, or why it has none."""
 
 
 def main() -> None:
@@ -47,20 +47,20 @@ def main() -> None:
     parser.add_argument("methods", nargs="+", metavar="METHOD")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the recipe")
     parser.add_argument("--validation", action="store_true", help="evaluate on the validation problems")
-    parser.add_argument("--part", default="", help="tells apart files of one student, such as other settings")
+    parser.add_argument("--part", default="", help="suffix for more files of one student")
     parser.add_argument("--first", type=int, default=42, help="first seed")
     parser.add_argument("--seeds", type=int, default=5, help="how many")
     parser.add_argument("--jobs", type=int, default=5, help="seeds at once")
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--results", type=Path, default=FOLDER / "trial")
     parser.add_argument("--commit", default="unknown", help="of the code that runs")
-    parser.add_argument("--collect", action="store_true", help="run nothing, collect what is finished")
+    parser.add_argument("--collect", action="store_true", help="run nothing, only collect what is finished")
     args = parser.parse_args()
     groups: dict[str, list[str]] = {"screens": [*SCREENS], "arms": [*ARMS]}
     methods = [name for word in args.methods for name in groups.get(word, [word])]
     methods = list(dict.fromkeys([REFERENCE, *methods]))
     for name in methods:
-        maker(name)  # an unknown one is an error before anything runs
+        maker(name)  # an unknown name raises an error before anything runs
     study = "screens" if args.validation or "screens" in args.methods else "trial"
     where = [VALIDATION, "eval.benchmarks=[math500]"] if study == "screens" else []
     own = FOLDER / f"recipes/trial/{args.student}.yaml"
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def run_seed(root: Path, recipe: Recipe, progress: Progress, *, methods: list[str], options: RunOptions) -> None:
-    """All methods under one seed; what is finished is known even if the rest is cut off."""
+    """Run all methods with one seed; finished ones are recorded even if the rest is interrupted."""
     work = partial(one_by_one, methods=methods)
     carry_out(recipe, root, progress, work, evaluates=True, options=options)
 
@@ -124,7 +124,7 @@ def one_by_one(context: Context, *, methods: list[str]) -> None:
 
 
 def collected(root: Path, runs: dict[str, Recipe], jobs: int) -> dict[str, Any]:
-    """The seeds that have results, with the operations of each method in epochs of SFT."""
+    """Collect the seeds with results, and each method's compute in epochs of SFT."""
     known = {one: read_json(root / one / FACTS) for one in runs if (root / one / FACTS).is_file()}
     methods = {method: facts for one in known.values() for method, facts in one["methods"].items()}
     if not methods:
@@ -145,10 +145,10 @@ def collected(root: Path, runs: dict[str, Recipe], jobs: int) -> dict[str, Any]:
 
 
 def operations(stages: dict[str, Any], epoch: int) -> float:
-    """Operations of a method's stages in epochs of SFT: 6 for a weight and trained token, 2 for one that is only read.
+    """Return the compute of a method's stages in epochs of SFT, at 6 operations per weight and trained token, else 2.
 
     Args:
-        epoch: Tokens of the training data.
+        epoch: Number of tokens in the training data.
 
     >>> sampled = {"tokens": 300, "prompt_tokens": 300}
     >>> operations({"sft": {"counters": {"trained_tokens": 200}}, "rollouts/sft/rft": {"counters": sampled}}, 100)
@@ -160,13 +160,13 @@ def operations(stages: dict[str, Any], epoch: int) -> float:
         trained = counters.get("trained_tokens", 0)
         spent += 6 * trained
         if pairs := stages.get(f"pairs/{name.removeprefix('baselines/')}"):
-            # once, however many epochs, the model before training reads both sides of each pair
+            # the reference reads both sides of each pair once, for any number of epochs
             spent += 2 * trained * pairs["counters"]["pairs"] / counters["rows"]
         if name.startswith("rollouts/"):
             spent += 2 * (counters["tokens"] + counters["prompt_tokens"])
         if name.startswith("entropy/"):
             spent += 2 * counters["tokens_read"]
-        if name == "baselines/wmss_frozen":  # the frozen weak model runs along
+        if name == "baselines/wmss_frozen":  # the frozen weak model runs too
             spent += 2 * trained
     return spent / (6 * epoch)
 

@@ -1,17 +1,17 @@
-"""Cross-check of an evaluation: our prompts through lm-evaluation-harness's generation, answer extraction and metric.
+"""Cross-checks an evaluation: runs our prompts through lm-evaluation-harness's generation, extraction and metric.
 
-    pip install "lm-eval==0.4.13" "pytablewriter>=1.2,<1.3"     # best in an environment of its own, next to weakdriven
+    pip install "lm-eval==0.4.13" "pytablewriter>=1.2,<1.3"     # best in a separate environment, with weakdriven
     weakdriven eval --model M --benchmarks gsm8k,math500 --output DIR
     python research/lm_eval/compare.py --model M --results DIR
 
-M is a folder, DIR holds greedy answers. For each benchmark that both have, DIR/<benchmark>/harness gets `samples.jsonl`
-and `results.json` as lm-eval gives them, and `task.yaml` with `rows.jsonl`, the task as it was run. In bf16 a text
-depends on what else is in its batch, so different texts are no fault by themselves; where the texts are the same and
-the verdicts are not, the graders differ.
+M is a folder, and DIR holds greedy answers. For each benchmark that both have, DIR/<benchmark>/harness gets lm-eval's
+`samples.jsonl` and `results.json`, and the task as it was run: `task.yaml` and `rows.jsonl`. In bf16, a text depends on
+the other rows of its batch, so different texts alone are no error. If the texts are equal but the verdicts are not, the
+graders differ.
 
-Only what decides the question is ours: items, rendered prompts, stop strings and token budget. Left out are tasks that
-lm-eval scores by log-likelihood (logiqa2), those whose metric comes from the Hub (humaneval_plus, mbpp_plus), and
-minerva_math500, which needs antlr4 4.11: with that version math-verify reads percentages differently.
+Only the inputs are ours: items, rendered prompts, stop strings and token budget. Tasks that lm-eval scores by
+log-likelihood (logiqa2) or with a metric from the Hub (humaneval_plus, mbpp_plus) are left out, and so is
+minerva_math500, which needs antlr4 4.11, with which math-verify reads percentages differently.
 """
 
 import argparse
@@ -35,9 +35,9 @@ Rows = list[dict[str, Any]]
 
 class HarnessTask(NamedTuple):
     definition: str
-    """lm-eval's own task file, in its folder of tasks."""
+    """lm-eval's task file, in its folder of tasks."""
     metric: str
-    """The one of its metrics that reads an answer where our prompts ask for it, as `metric,filter`."""
+    """The metric that reads an answer where our prompts request it, as `metric,filter`."""
 
 
 # GSM8K's strict-match wants "#### 18"; flexible-extract takes the last number. lm-eval's hendrycks_math500 compares all
@@ -76,7 +76,7 @@ def main() -> None:
 def cross_check(
     model: Any, tokenizer: Any, benchmark: str, folder: Path, stop_ids: list[int], batch_size: int
 ) -> dict[str, Any]:
-    """lm-eval's greedy completions and scores for the rows of a benchmark that we have evaluated."""
+    """Compute lm-eval's greedy completions and scores for the rows of a benchmark that we have evaluated."""
     task, out, rows = TASKS[benchmark], folder / "harness", list(read_jsonl(folder / "samples.jsonl"))
     scores = read_json(folder / "scores.json")
     if scores["protocol"].get("temperature"):
@@ -95,34 +95,34 @@ def cross_check(
 
 
 def load_model(options: argparse.Namespace, stop: list[str]) -> Any:
-    """lm-eval's `hf` model, without additions of its own to the prompt and without the checkpoint's own decoding."""
+    """Load lm-eval's `hf` model without its additions to the prompt and without the checkpoint's decoding settings."""
     from lm_eval.models.huggingface import HFLM  # pyright: ignore
 
     model = HFLM(
-        pretrained=str(options.model.resolve()),  # an absolute path is never taken for a name on the Hub
+        pretrained=str(options.model.resolve()),  # an absolute path is never read as a Hub id
         peft=options.adapter and str(options.adapter.resolve()),
         device="cuda" if torch.cuda.is_available() else "cpu",
         dtype=torch.float32 if options.precision == "fp32" else torch.bfloat16,
         batch_size=options.batch_size,
         add_bos_token=False,
     )
-    # A row of a batch ends at EOS tokens only: past a stop string it continues until all rows have ended, and as
-    # special tokens are not decoded, the text would hold what came after.
+    # Rows of a batch end only at EOS tokens. After a stop string, a row continues until all rows have ended, and its
+    # text would include what follows, because special tokens are not decoded.
     tokenizer: Any = model.tokenizer
     ends = [tokenizer.encode(text, add_special_tokens=False) for text in stop]
     ids = sorted({ids[0] for ids in ends if len(ids) == 1} | {tokenizer.eos_token_id})
-    # penalties or beams in the checkpoint's own config would make "greedy" mean something else for each model
+    # penalties or beams in a checkpoint's config would change what "greedy" means
     model.model.generation_config = GenerationConfig(do_sample=False, eos_token_id=ids)
     return model
 
 
 def check_prompts(model: Any, tokenizer: Any, rows: Rows, budget: int) -> None:
-    """lm-eval must see the tokens that our own generation sees; it cuts long prompts with no more than a warning."""
+    """Raise an error unless lm-eval sees the tokens of our generation; it truncates prompts with only a warning."""
     longest = 0
     for row in rows:
         ours = tokenizer(row["prompt"], add_special_tokens=False)["input_ids"]
         if ours != model.tok_batch_encode([row["prompt"]])[0][0].tolist():
-            raise SystemExit(f"lm-eval reads the prompt of {row['id']} as other tokens than we do.")
+            raise SystemExit(f"lm-eval tokenises the prompt of {row['id']} differently.")
         longest = max(longest, len(ours))
     if longest + budget > model.max_length:
         raise SystemExit(
@@ -131,7 +131,7 @@ def check_prompts(model: Any, tokenizer: Any, rows: Rows, budget: int) -> None:
 
 
 def write_task(benchmark: str, rows: Rows, stop: list[str], budget: int, out: Path) -> Path:
-    """lm-eval's task file with our rows, prompts and endings in place of its own; metric and filters stay."""
+    """Write lm-eval's task file with our rows, prompts and endings; its metric and filters stay."""
     import lm_eval.tasks  # pyright: ignore
 
     data = out.resolve() / "rows.jsonl"
@@ -155,8 +155,8 @@ def write_task(benchmark: str, rows: Rows, stop: list[str], budget: int, out: Pa
 
 
 def run_task(model: Any, definition: Path, batch_size: int) -> tuple[dict[str, Any], Rows, Any]:
-    """lm-eval's numbers, its samples, and all else that it says."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each setting that is ours
+    """Run a task, and return lm-eval's numbers, its samples, and everything else that it reports."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each changed setting
     from lm_eval import simple_evaluate  # pyright: ignore
     from lm_eval.tasks import TaskManager  # pyright: ignore
     from lm_eval.utils import handle_non_serializable  # pyright: ignore
@@ -179,7 +179,7 @@ def run_task(model: Any, definition: Path, batch_size: int) -> tuple[dict[str, A
 
 
 def saved_answers(rows: Rows) -> Any:
-    """A model for lm-eval that answers with our texts, so that its grader is tried apart from its generation."""
+    """Make a model for lm-eval that returns our texts, so that its grader can be tested without its generation."""
     from lm_eval.api.model import LM  # pyright: ignore
 
     texts = {row["prompt"]: row["text"] for row in rows}
@@ -197,7 +197,7 @@ def saved_answers(rows: Rows) -> Any:
 
 
 def summary(task: HarnessTask, results: dict[str, Any], samples: Rows, rows: Rows) -> dict[str, Any]:
-    """lm-eval's metrics, and the ids of the rows where its texts and verdicts are not ours."""
+    """Return lm-eval's metrics, and the ids of rows where its texts or verdicts differ from ours."""
     name, chosen = task.metric.split(",")
     theirs = {sample["doc"]["id"]: sample for sample in samples if sample["filter"] == chosen}
     pairs = [(row, theirs[str(row["id"])]) for row in rows]

@@ -1,7 +1,7 @@
-"""The paper's statements about mixed logits as checks on logits that you give; docs/background/theory.md explains them.
+"""The paper's statements about mixed logits, as checks on any logits; docs/background/theory.md explains them.
 
-Start at `mixing` (one token: Sec. 5, App. C). `dynamics` is about a training step and its curvature (App. D), `rates`
-about norms, rates and draws; `counterexamples` has logits on which a statement fails. Models are not run here.
+Start with `mixing` (one token: Sec. 5, App. C). `dynamics` is about a training step and its curvature (App. D), `rates`
+about norms, rates and draws. `counterexamples` has logits for which a statement fails. No models run here.
 """
 
 from research.theory.dynamics import hessian, sgd_step, shielding

@@ -1,8 +1,8 @@
-"""What a check of a statement is, and the two models' logits as every check reads them.
+"""Shared by all checks: the result of a check, and the two models' logits as every check reads them.
 
-T = tokens (positions with a target), V = vocabulary. Everything is float64: a statement about real numbers is checked
-up to rounding, and no more than that is forgiven. Nothing is done in tiles, so give some hundred tokens at a time: with
-a vocabulary of 150,000 each column of a result takes 1.2 MB a token.
+T = tokens (positions with a target), V = vocabulary. Everything is float64, and only rounding errors are tolerated.
+There are no tiles, so give at most some hundred tokens at a time: with a vocabulary of 150,000, each column of a result
+takes 1.2 MB per token.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Logits: TypeAlias = Tensor | NDArray[np.floating] | Sequence[Any]
 Targets: TypeAlias = Tensor | NDArray[np.integer] | Sequence[int] | int
 
 ROUNDING = 1e-12
-"""What float64 may miss, for logits of size 1: an identity counts as met, and a bound as kept, up to this."""
+"""Tolerance of identities and bounds in float64, for logits of size 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Finding:
 
     holds: Tensor
     slack: Tensor
-    """The room that is left, negative where the statement is broken; of an identity, the distance of its sides."""
+    """Margin by which the statement holds, negative where it fails; for an identity, the distance of its sides."""
 
     @property
     def everywhere(self) -> bool:
@@ -40,14 +40,14 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Finding):
-    """Both sides of an identity or of a bound, left at most right, whose slack is right less left."""
+    """Both sides of an identity or of a bound (left <= right, with slack right - left)."""
 
     left: Tensor
     right: Tensor
 
 
 def identity(left: Tensor, right: Tensor, scale: Tensor) -> Check:
-    """A check that left = right.
+    """Check that left = right.
 
     Args:
         scale: Size of the logits, to which rounding is relative.
@@ -57,7 +57,7 @@ def identity(left: Tensor, right: Tensor, scale: Tensor) -> Check:
 
 
 def bound(left: Tensor, right: Tensor, scale: Tensor) -> Check:
-    """A check that left <= right."""
+    """Check that left <= right."""
     return Check(holds=right - left >= -ROUNDING * scale, slack=right - left, left=left, right=right)
 
 
@@ -86,27 +86,27 @@ class Mixture:
 
     @property
     def narrowing_TV(self) -> Tensor:
-        """Strong margin less weak margin: how far the weak model brings a token closer to the target. Paper: Δm_k."""
+        """Strong margin minus weak margin: how much closer the weak model brings a token to the target. Paper: Δm_k."""
         return margins(self.strong_TV, self.target_T) - margins(self.weak_TV, self.target_T)
 
     def at_target(self, values_TV: Tensor) -> Tensor:
         return values_TV.gather(1, self.target_T[:, None])[:, 0]
 
     def loss(self, logits_TV: Tensor) -> Tensor:
-        """Cross-entropy of each token."""
+        """Compute the cross-entropy of each token."""
         return -self.at_target(logits_TV.log_softmax(1))
 
     def negative_mass(self, logits_TV: Tensor) -> Tensor:
-        """Probability of all tokens but the target, as a sum: 1 - P(y) would lose what is small."""
+        """Sum the probabilities of all tokens except the target; 1 - P(y) would lose small values."""
         return logits_TV.softmax(1).masked_fill(self.target_TV, 0).sum(1)
 
     def negative_log_odds(self, logits_TV: Tensor) -> Tensor:
-        """Log of negative mass over P(y): orders tokens as the negative mass does, however small it is."""
+        """Compute the log of negative mass / P(y), which orders tokens like the negative mass, however small it is."""
         return (-margins(logits_TV, self.target_T)).masked_fill(self.target_TV, -torch.inf).logsumexp(1)
 
 
 def margins(logits_TV: Tensor, target_T: Tensor) -> Tensor:
-    """By how much the target's logit exceeds each token's; 0 at the target itself. Paper: m_k(z).
+    """Compute by how much the target's logit exceeds each token's; 0 at the target itself. Paper: m_k(z).
 
     >>> margins(torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([0])).tolist()
     [[0.0, 3.0, 4.0, 5.0]]
@@ -119,11 +119,11 @@ def in_rows(logits_TV: Logits, device: torch.device | None = None) -> Tensor:
 
 
 def mixture(strong_TV: Logits, weak_TV: Logits, target_T: Targets, strong_weight: float) -> Mixture:
-    """Checked and in float64. A single row of logits with one target counts as one token.
+    """Check both models' logits and convert them to float64. A single row with one target counts as one token.
 
     Args:
         strong_TV, weak_TV: Finite logits, as tensors, arrays or lists.
-        target_T: Token numbers; positions without a target (-100) have to be left out.
+        target_T: Token ids; positions without a target (-100) must be left out.
     """
     if not 0 <= strong_weight <= 1:
         raise UserError(f"strong_weight is {strong_weight}; it must be between 0 and 1.")

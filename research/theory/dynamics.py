@@ -1,4 +1,4 @@
-"""The paper's statements about a training step on mixed logits: where it leads, and its curvature (paper App. D).
+"""The paper's statements about a training step on mixed logits: its effect and its curvature (paper App. D).
 
 T = tokens, V = vocabulary, y = target.
 """
@@ -14,14 +14,14 @@ from weakdriven.errors import UserError
 from weakdriven.losses.mixed_ce import mixed_cross_entropy_reference
 
 LARGEST_HESSIAN = 2048
-"""Vocabulary above which `hessian` refuses: its matrices have V x V entries for each token and pair of branches."""
+"""Largest vocabulary for `hessian`, whose matrices have V x V entries for each token and pair of models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Finding):
-    """One gradient step on the logits: the loss changes by its first-order estimate plus what curvature may add.
+    """One gradient step on the logits: the loss changes by its first-order estimate plus the effect of curvature.
 
-    The slack is exact less predicted change; it cannot be negative, because the loss is convex.
+    The slack is the exact change minus the predicted one; it is never negative, because the loss is convex.
     """
 
     strong_TV: Tensor
@@ -43,12 +43,12 @@ def sgd_step(
     strong_weight: float = 0.5,
     freeze_weak: bool = False,
 ) -> Step:
-    """With logits as parameters a step moves a branch by -learning_rate * its weight * (P_mix - onehot(y)), exactly.
+    """Take one step with the logits as parameters: it moves a model by -learning_rate * weight * (P_mix - onehot(y)).
 
-    The mixed loss then changes by -learning_rate * (sum of squared weights) * |P_mix - onehot(y)|^2 to first order, and
-    by at most a quarter of the squared step of the mixed logits more (the Hessian's eigenvalues are at most 1/2). The
-    paper states the step for models, with "approximately": there it passes through the Gram matrix of the model's
-    Jacobian, which moves other tokens too, and the approximation is that this matrix is the identity.
+    To first order, the mixed loss changes by -learning_rate * (sum of squared weights) * |P_mix - onehot(y)|^2. Beyond
+    that, it grows by at most a quarter of the squared step of the mixed logits, because the Hessian's eigenvalues are
+    at most 1/2. The paper states the step for models, as an approximation: there, the Gram matrix of the model's
+    Jacobian also moves other tokens, and the approximation takes that matrix to be the identity.
     """
     mix = mixture(strong_TV, weak_TV, target_T, strong_weight)
     residual_TV = mix.mixed_TV.softmax(1) - mix.target_TV.double()
@@ -72,14 +72,14 @@ def sgd_step(
 
 
 class Curvature(NamedTuple):
-    """The Hessian of the mixed loss. Left sides are what autograd finds in the loss we train with."""
+    """The Hessian of the mixed loss; left sides are computed by autograd from the loss that we train with."""
 
     by_mixed: Check
-    """(T, V, V) By the mixed logits: diag(P_mix) - P_mix P_mix'."""
+    """(T, V, V) With respect to the mixed logits: diag(P_mix) - P_mix P_mix'."""
     across: Check
-    """(T, V, V) By weak and strong logits: strong_weight * (1 - strong_weight) times that."""
+    """(T, V, V) With respect to weak and strong logits: strong_weight * (1 - strong_weight) times that."""
     eigenvalues: Check
-    """(T, V) 0 (left) is at most each eigenvalue (right), which come in ascending order: positive semidefinite."""
+    """(T, V) 0 (left) is at most each eigenvalue (right, ascending): the Hessian is positive semidefinite."""
     along_ones: Check
     """(T, V) The Hessian times the vector of ones is 0: a shift of all logits has no curvature."""
 
@@ -89,9 +89,9 @@ class Curvature(NamedTuple):
 
 
 def hessian(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_weight: float = 0.5) -> Curvature:
-    """The Hessian is positive semidefinite and flat along ones; across the branches it shrinks by the two weights.
+    """Check that the Hessian is positive semidefinite, is 0 along ones, and across models shrinks by both weights.
 
-    Builds V x V matrices: for a few tokens and a small vocabulary. `shielding` takes any.
+    It builds V x V matrices, so use few tokens and a small vocabulary; `shielding` takes any size.
     """
     mix = mixture(strong_TV, weak_TV, target_T, strong_weight)
     if (size := mix.strong_TV.shape[1]) > LARGEST_HESSIAN:
@@ -120,9 +120,9 @@ def hessian(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_wei
 
 @dataclass(frozen=True, kw_only=True)
 class Shielding(Finding):
-    """The trace of the Hessian lies between 2 P(y) (1 - P(y)) and (1 + P(y)) (1 - P(y)), with P of the mixture.
+    """The trace of the Hessian is between 2 P(y) (1 - P(y)) and (1 + P(y)) (1 - P(y)), with P of the mixture.
 
-    The slack is the room to the nearer of the two.
+    The slack is the distance to the nearer bound.
     """
 
     trace_T: Tensor
@@ -131,11 +131,11 @@ class Shielding(Finding):
 
 
 def shielding(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_weight: float = 0.5) -> Shielding:
-    """As P_mix becomes onehot(y), the Hessian and with it the weak model's influence vanish, as fast as the gradient.
+    """Check that the Hessian, and so the weak model's influence, vanishes no faster than the gradient.
 
-    The paper shows that the limit is 0. How fast: the trace over the gradient's size lies between P(y) and
-    (1 + P(y)) / 2, so it goes to 1 and not to 0. Curvature does not go first, and what fades is learning as a whole, as
-    in SFT. If P_mix becomes certain of a wrong token, the trace vanishes and the gradient does not.
+    The paper shows that its limit is 0 as P_mix becomes onehot(y). The trace divided by the gradient's size is between
+    P(y) and (1 + P(y)) / 2, so this ratio goes to 1, not 0: curvature does not vanish first, but learning as a whole
+    fades, as in SFT. If P_mix becomes certain of a wrong token, the trace vanishes but the gradient does not.
     """
     mix = mixture(strong_TV, weak_TV, target_T, strong_weight)
     p_TV, rest_T = mix.mixed_TV.softmax(1), mix.negative_mass(mix.mixed_TV)

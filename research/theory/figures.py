@@ -1,6 +1,6 @@
 """Draws the figures of docs/background/theory.md from the checks: python -m research.theory.figures [folder].
 
-Each is an SVG of its own, readable on light and on dark pages. No plotting library: axes and a few marks.
+Each figure is an SVG file, readable on light and dark pages, and drawn without a plotting library.
 """
 
 import math
@@ -29,7 +29,7 @@ LEGEND_ROW = 18
 
 
 class Axes:
-    """Maps values to a drawing and draws the grid, with room for labels at the left and below."""
+    """Maps values to a drawing and draws the grid, with space for labels at the left and below."""
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float], left: int = 48, height: int = 270) -> None:
         self.x_range, self.y_range, self.left, self.bottom = x, y, left, height - 40
@@ -59,7 +59,7 @@ class Axes:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """About five round numbers inside a range.
+    """Return about five round numbers inside a range.
 
     >>> ticks(0, 1)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -80,7 +80,7 @@ class Figure:
         self.legend: list[tuple[str, str]] = []
 
     def curve(self, css: str, points: Iterable[tuple[float, float]], name: str = "") -> None:
-        """Points outside of the axes are left out."""
+        """Draw a curve; points outside of the axes are left out."""
         low, high = self.axes.y_range
         places = [f"{self.axes.x(x):.1f} {self.axes.y(y):.1f}" for x, y in points if low <= y <= high]
         self.marks.append(Markup('<path class="curve {}" d="M{}"/>').format(css, "L".join(places)))
@@ -244,7 +244,7 @@ def shielding() -> Figure:
     figure = Figure("Gradient and curvature as the mixture becomes sure", ("P_mix(y)", 0, 1), ("size", 0, 2.05))
 
     def at(p: float, rivals: int):
-        """All that is not the target's spread evenly over some rivals."""
+        """Spread the probability that is not the target's evenly over some rivals."""
         row = [math.log(p), *[math.log((1 - p) / rivals)] * rivals]
         return theory.shielding(row, row, 0)
 
@@ -274,7 +274,7 @@ def residual() -> Figure:
     figure = Figure(title, STRONG_WEIGHT, ("fall of the mixed loss, thousandths", 0, 18.5))
 
     def share(weight: float) -> float:
-        """Of the strong branch, at first order and learning rate 1."""
+        """Return the strong model's contribution, at first order and learning rate 1."""
         step = theory.sgd_step(*cases.TYPICAL, learning_rate=1, strong_weight=weight, freeze_weak=True)
         return -1000 * step.predicted_T.item()
 
@@ -284,7 +284,7 @@ def residual() -> Figure:
 
 
 def gamma_unique(variation: float) -> float:
-    """Share of different rows in N draws from gamma-distributed weights, for large N.
+    """Compute the share of distinct rows in N draws with gamma-distributed weights, for large N.
 
     >>> round(gamma_unique(1e-4), 4), round(gamma_unique(1.0), 4)
     (0.6321, 0.5)

@@ -1,8 +1,8 @@
-"""The paper's statements about one mixed token, each as a check on logits that you give (paper Sec. 5 and App. C).
+"""The paper's statements about one mixed token, each as a check on any logits (paper Sec. 5 and App. C).
 
-T = tokens, V = vocabulary, y = target. `strong_weight` is the paper's lambda; docs/background/theory.md shows each in a
-figure. Where the paper's wording is false without a further condition, the function says so and `counterexamples.py`
-has the logits. All of it is about logits: how far a model's parameters move them is not decided here.
+T = tokens, V = vocabulary, y = target. `strong_weight` is the paper's lambda. docs/background/theory.md has a figure of
+each statement. If the paper's wording is false without a further condition, the function says so, and
+`counterexamples.py` has logits that show it. All of this is about logits, not about how a model's parameters move them.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from weakdriven.losses.mixed_ce import mixed_cross_entropy_reference
 
 
 class BranchGradients(NamedTuple):
-    """Each a check of what autograd finds in the loss we train with (left) against the formula (right)."""
+    """Checks of autograd's gradients of the loss that we train with (left) against the formula (right)."""
 
     strong: Check
     weak: Check
@@ -25,7 +25,7 @@ class BranchGradients(NamedTuple):
 def branch_gradients(
     strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_weight: float = 0.5
 ) -> BranchGradients:
-    """By its logits, a branch's gradient is its weight times P_mix - onehot(y).
+    """Check that the gradient of a model's logits is its weight times P_mix - onehot(y).
 
     >>> found = branch_gradients([4.0, 1, 0, -1], [2, 1.5, 0.5, 0], 0)
     >>> [round(x, 6) for x in found.strong.left[0].tolist()]
@@ -44,14 +44,14 @@ def branch_gradients(
 
 
 def mixed_margins(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_weight: float = 0.5) -> Check:
-    """The margin of the mixed logits is the same convex combination of the two models' margins."""
+    """Check that the margin of the mixed logits is the same convex combination of the two models' margins."""
     mix = mixture(strong_TV, weak_TV, target_T, strong_weight)
     strong, weak, mixed = (margins(x, mix.target_T) for x in (mix.strong_TV, mix.weak_TV, mix.mixed_TV))
     return identity(mixed, strong_weight * strong + (1 - strong_weight) * weak, mix.scale_T1)
 
 
 def log_odds(logits_TV: Logits, target_T: Targets) -> Check:
-    """log P(k) / P(y) is minus the margin of k, of any logits."""
+    """Check that log P(k) / P(y) is minus the margin of k, for any logits."""
     mix = mixture(logits_TV, logits_TV, target_T, 1.0)
     log_p_TV = mix.strong_TV.log_softmax(1)
     left = log_p_TV - mix.at_target(log_p_TV)[:, None]
@@ -67,22 +67,22 @@ def shift_invariance(
     weak_shift: float,
     strong_weight: float = 0.5,
 ) -> Check:
-    """Adding a number to all logits of one model, or another one to each, leaves log P_mix as it was."""
+    """Check that adding a number to all logits of a model, a different one for each, does not change log P_mix."""
     mix = mixture(strong_TV, weak_TV, target_T, strong_weight)
     moved = mixture(mix.strong_TV + strong_shift, mix.weak_TV + weak_shift, mix.target_T, strong_weight)
     return identity(moved.mixed_TV.log_softmax(1), mix.mixed_TV.log_softmax(1), moved.scale_T1 + mix.scale_T1)
 
 
 def hard_negatives(strong_TV: Logits, weak_TV: Logits, target_T: Targets) -> Tensor:
-    """Tokens that the weak model separates less from the target than the strong one does. Paper: the set H."""
+    """Return the tokens that the weak model separates less from the target than the strong one. Paper: the set H."""
     return mixture(strong_TV, weak_TV, target_T, 0.5).narrowing_TV > 0
 
 
 def relative_odds(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_weight: float = 0.5) -> Check:
-    """Mixing raises the odds of a hard negative against the target: strong log-odds (left) below mixed ones (right).
+    """Check that mixing raises a hard negative's odds against the target: strong log-odds (left) <= mixed ones (right).
 
-    The paper says "larger" for any lambda in [0, 1]; at lambda = 1 the two are equal, so what is checked is "at least".
-    Tokens that are not hard negatives hold by default.
+    The paper says "larger" for any lambda in [0, 1]; at lambda = 1 the two are equal, so "at least" is checked. For
+    tokens that are not hard negatives, the check always holds.
     """
     mix = mixture(strong_TV, weak_TV, target_T, strong_weight)
     strong, mixed = (-margins(x, mix.target_T) for x in (mix.strong_TV, mix.mixed_TV))
@@ -92,9 +92,9 @@ def relative_odds(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, stro
 
 @dataclass(frozen=True, kw_only=True)
 class NegativeMass(Finding):
-    """Probability of everything but the target: where one of the conditions is met, mixing did not shrink it.
+    """Probability of all tokens except the target: mixing does not shrink it if one of the conditions is met.
 
-    The slack is mixed less strong.
+    The slack is the mixed value minus the strong one.
     """
 
     strong_T: Tensor
@@ -102,7 +102,7 @@ class NegativeMass(Finding):
     every_margin_T: Tensor
     """No weak margin exceeds the strong one: the condition of the paper's Theorem 1."""
     mean_margin_T: Tensor
-    """The mean of the narrowing is not negative: the condition that decides for all strong weights at once."""
+    """The mean narrowing is not negative: the exact condition for all strong weights at once."""
     mean_narrowing_T: Tensor
     """Sum over k != y of P_strong(k) * (strong margin - weak margin)."""
 
@@ -110,10 +110,10 @@ class NegativeMass(Finding):
 def negative_mass(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_weight: float = 0.5) -> NegativeMass:
     """Theorem 1: if every weak margin is at most the strong one, then P_mix(y) <= P_strong(y).
 
-    Without the condition it can fail (`SURER_WEAK`), and the condition is not needed (`TWO_SIDED`, `ONE_EXCEPTION`).
-    What decides is its mean: log P_mix(y) is concave in the strong weight and its slope at 1 is the sum over k of
-    P_strong(k) * (strong margin - weak margin), so P_mix(y) <= P_strong(y) for *every* strong weight if and only if
-    that sum is not negative. This is ours, not the paper's, and asks less of the logits.
+    Without the condition, the statement can fail (`SURER_WEAK`), but the condition is not necessary (`TWO_SIDED`,
+    `ONE_EXCEPTION`). A weaker condition is exact: log P_mix(y) is concave in the strong weight, and its slope at 1 is
+    the sum over k of P_strong(k) * (strong margin - weak margin). So P_mix(y) <= P_strong(y) for *every* strong weight
+    if and only if that sum is not negative. This condition is ours, not the paper's.
 
     >>> found = negative_mass([4.0, 1, 0, -1], [3, -4, -4, -4], 0)
     >>> found.every_margin_T.tolist(), round(found.strong_T.item(), 7), round(found.mixed_T.item(), 7)
@@ -138,31 +138,31 @@ def negative_mass(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, stro
 
 @dataclass(frozen=True, kw_only=True)
 class Amplification(Finding):
-    """Whether a token's gradient grew exactly where the condition on the target's probability is met.
+    """Whether a token's gradient grows exactly if the condition on the target's probability is met.
 
-    The slack is the logarithm of the factor: above 0 where the gradient grew.
+    The slack is the logarithm of the factor: above 0 where the gradient grows.
     """
 
     grown_TV: Tensor
     condition_TV: Tensor
     factor_TV: Tensor
-    """The token's gradient, mixed over strong alone."""
+    """The token's gradient in mixed training, relative to that of the strong model alone."""
     target_ratio_T: Tensor
     """P_mix(y) / P_strong(y)."""
     threshold_TV: Tensor
-    """What the target's ratio has to reach."""
+    """The value that the target's ratio must reach."""
     hard_TV: Tensor
-    """The hard negatives, of which the paper speaks. The equivalence holds for all tokens."""
+    """The hard negatives, about which the paper speaks; the equivalence holds for all tokens."""
 
 
 def token_amplification(
     strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_weight: float = 0.5
 ) -> Amplification:
-    """P_mix(k) >= P_strong(k) if and only if P_mix(y) / P_strong(y) >= exp(-(1 - strong_weight) * narrowing of k).
+    """Check: P_mix(k) >= P_strong(k) if and only if P_mix(y) / P_strong(y) >= exp(-(1 - strong_weight) * narrowing(k)).
 
-    The paper's corollary says "if", for hard negatives; it is an equivalence, so a hard negative that fails the
-    condition loses probability (`NOT_AMPLIFIED`). This is the gradient by the *mixed* logits; for what the strong model
-    receives see `branch_amplification`.
+    The paper's corollary says "if", for hard negatives. It is an equivalence, so a hard negative that fails the
+    condition loses probability (`NOT_AMPLIFIED`). This is about the gradient of the *mixed* logits; for the strong
+    model's own gradient, see `branch_amplification`.
     """
     return _amplification(strong_TV, weak_TV, target_T, strong_weight, share=1.0)
 
@@ -170,12 +170,12 @@ def token_amplification(
 def branch_amplification(
     strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_weight: float = 0.5
 ) -> Amplification:
-    """On token k the strong branch's gradient is at least SFT's if and only if strong_weight * P_mix(k) >= P_strong(k).
+    """Check: the strong gradient on token k is at least SFT's if and only if strong_weight * P_mix(k) >= P_strong(k).
 
-    The paper compares P_mix(k) with P_strong(k), but the strong branch receives only strong_weight of it. The target's
-    ratio has to reach exp(-(1 - strong_weight) * narrowing of k) / strong_weight: at 0.5 twice the paper's threshold
-    (`NET_LOSS` is between the two). Adam does not see a factor that all tokens share; there P_mix(k) / P_strong(k)
-    matters in comparison with the batch's other tokens.
+    The paper compares P_mix(k) with P_strong(k), but the strong model receives only a share strong_weight of it. So the
+    target's ratio must reach exp(-(1 - strong_weight) * narrowing(k)) / strong_weight: at 0.5, twice the paper's
+    threshold (`NET_LOSS` is between the two). Adam ignores a factor that all tokens share; for Adam,
+    P_mix(k) / P_strong(k) matters relative to the other tokens of the batch.
 
     >>> found = branch_amplification([4.0, 1, 0, -1], [2, 1.5, 0.5, 0], 0)
     >>> [round(x, 3) for x in found.factor_TV[0, 1:].tolist()]
@@ -187,7 +187,7 @@ def branch_amplification(
 def _amplification(
     strong_TV: Logits, weak_TV: Logits, target_T: Targets, strong_weight: float, share: float
 ) -> Amplification:
-    """In logarithms, because both sides may be far below what a probability can show."""
+    """Compute both sides in logarithms, because probabilities may underflow."""
     mix = mixture(strong_TV, weak_TV, target_T, strong_weight)
     log_share = torch.tensor(share, dtype=torch.float64, device=mix.strong_TV.device).log()
     log_ratio_TV = mix.mixed_TV.log_softmax(1) - mix.strong_TV.log_softmax(1)
@@ -208,10 +208,10 @@ def _amplification(
 
 
 def convexity(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_weight: float = 0.5) -> Check:
-    """The mixed loss (left) is at most the same combination of the two models' own losses (right).
+    """Check that the mixed loss (left) is at most the same combination of the two models' own losses (right).
 
-    Equivalently P_mix(y) is at least the geometric mean of the two probabilities. So the mixed loss never exceeds the
-    larger of the two, and it can be below both (`BOTH_UNLIKELY`).
+    Equivalently, P_mix(y) is at least the weighted geometric mean of the two probabilities. So the mixed loss never
+    exceeds the larger of the two losses, and it can be below both (`BOTH_UNLIKELY`).
     """
     mix = mixture(strong_TV, weak_TV, target_T, strong_weight)
     chord_T = strong_weight * mix.loss(mix.strong_TV) + (1 - strong_weight) * mix.loss(mix.weak_TV)
@@ -219,11 +219,11 @@ def convexity(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_w
 
 
 def entry_gap_bound(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_weight: float = 0.5) -> Check:
-    """FALSE in general: "the effect is bounded by the gap between P_strong and P_weak" read entry by entry.
+    """Check a statement that is FALSE in general: the effect on each entry is bounded by |P_strong - P_weak|.
 
-    Left |P_mix(k) - P_strong(k)|, right |P_weak(k) - P_strong(k)|. Where the two models bet on different tokens, a
-    third that both find unlikely rises (`BOTH_UNLIKELY`), also if it is the target. `total_variation_bound` is the
-    reading that is true.
+    Left |P_mix(k) - P_strong(k)|, right |P_weak(k) - P_strong(k)|. If the two models favour different tokens, a third
+    one that both find unlikely rises (`BOTH_UNLIKELY`), even if it is the target. `total_variation_bound` is a reading
+    of the paper's sentence that is true.
     """
     mix = mixture(strong_TV, weak_TV, target_T, strong_weight)
     strong, weak, mixed = (x.softmax(1) for x in (mix.strong_TV, mix.weak_TV, mix.mixed_TV))
@@ -233,12 +233,12 @@ def entry_gap_bound(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, st
 def total_variation_bound(
     strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_weight: float = 0.5
 ) -> Check:
-    """Summed over the vocabulary the gap does bound the effect: P_mix is no further from P_strong than P_weak is.
+    """Check that, summed over the vocabulary, P_mix is no further from P_strong than P_weak is.
 
-    Distances are half the sum of |differences|, which no probability of a set, such as the negative mass, can exceed.
-    True for all logits: as the strong weight falls, mass moves to tokens in the order of P_weak(k) / P_strong(k), and
-    the tokens with P_mix(k) > P_strong(k) are the top of that order, so the distance can only grow. Our own reading of
-    a sentence that the paper leaves open.
+    Distances are half the sum of |differences|, which bounds the change in probability of any set, such as the negative
+    mass. This holds for all logits: as the strong weight falls, mass moves to tokens in the order of
+    P_weak(k) / P_strong(k), and the tokens with P_mix(k) > P_strong(k) are the top of that order, so the distance can
+    only grow. This is our reading of a sentence that the paper leaves open.
     """
     mix = mixture(strong_TV, weak_TV, target_T, strong_weight)
     strong, weak, mixed = (x.softmax(1) for x in (mix.strong_TV, mix.weak_TV, mix.mixed_TV))

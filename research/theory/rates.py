@@ -1,7 +1,6 @@
 """Numbers that the paper derives from norms of logits and from probabilities of examples (paper App. B, D and Sec. 4).
 
-T = tokens, V = vocabulary, N = examples. `sensitivity_ratio` is what App. D calls alpha, which is not the alpha of the
-selection.
+T = tokens, V = vocabulary, N = examples. `sensitivity_ratio` is the alpha of App. D, not the alpha of the selection.
 """
 
 import math
@@ -17,7 +16,7 @@ from weakdriven.errors import UserError
 
 
 def centered_norm(logits_TV: Logits) -> Tensor:
-    """Length of each row of logits less its mean: sqrt(V) times their standard deviation, whatever was added to all.
+    """Compute the norm of each row of logits minus its mean: sqrt(V) * standard deviation, invariant to shifts.
 
     >>> centered_norm(torch.tensor([[4.0, 1, 0, -1], [2, 1.5, 0.5, 0]])).tolist()
     [3.7416573867739413, 1.5811388300841898]
@@ -27,9 +26,9 @@ def centered_norm(logits_TV: Logits) -> Tensor:
 
 
 def norm_parts(logits_TV: Logits) -> Check:
-    """The length of logits is made of two parts: sqrt(V mean^2 + centered norm^2).
+    """Check that the norm of logits is sqrt(V mean^2 + centered norm^2).
 
-    Of means over many tokens, as a table prints them, the left side is at least the right one: lengths are convex.
+    For means over many tokens, as in a table, the left side is at least the right one, because norms are convex.
     """
     z_TV = in_rows(logits_TV)
     right_T = torch.hypot(math.sqrt(z_TV.shape[1]) * z_TV.mean(1), centered_norm(z_TV))
@@ -38,10 +37,10 @@ def norm_parts(logits_TV: Logits) -> Check:
 
 
 def sensitivity_ratio(strong_norm: float, weak_norm: float) -> float:
-    """How much more the strong branch's logits respond to a step, as the paper estimates it from centered norms.
+    """Estimate, as the paper does from centered norms, how much more the strong logits respond to a step.
 
-    An assumption, not a result: it is meant to be the ratio of g'Kg of the two models, with K the Gram matrix of the
-    Jacobian, and no norm of logits determines that.
+    This is an assumption, not a result: it stands for the ratio of g'Kg of the two models, where K is the Gram matrix
+    of the Jacobian, and no norm of logits determines that ratio.
 
     >>> round(sensitivity_ratio(1240.10, 1191.33), 6)
     1.083551
@@ -50,7 +49,7 @@ def sensitivity_ratio(strong_norm: float, weak_norm: float) -> float:
 
 
 def crossover(ratio: float) -> float:
-    """Strong weight at which both branches contribute the same to the first-order fall of the mixed loss.
+    """Return the strong weight at which both models contribute equally to the first-order fall of the mixed loss.
 
     >>> round(crossover(1.083551), 6)
     0.489971
@@ -59,10 +58,10 @@ def crossover(ratio: float) -> float:
 
 
 def first_order_rate(strong_weight: float, ratio: float) -> float:
-    """Rate at which a step lowers the mixed loss, in units of its rate with the weak branch alone. Paper: S(lambda).
+    """Return the rate at which a step lowers the mixed loss, relative to the weak model alone. Paper: S(lambda).
 
-    The residual P_mix - onehot(y) is held fixed, as in the paper. In truth it changes with the weight, often by more
-    than S does: `sgd_step` has both.
+    The residual P_mix - onehot(y) is held fixed, as in the paper. In fact it changes with the weight, often by more
+    than S; `sgd_step` includes both.
 
     >>> round(first_order_rate(0.5, 1.083551), 6)
     0.520888
@@ -71,11 +70,11 @@ def first_order_rate(strong_weight: float, ratio: float) -> float:
 
 
 def slowest_weight(ratio: float) -> float:
-    """Strong weight at which `first_order_rate` is smallest; the rate is r / (1 + r) there.
+    """Return the strong weight at which `first_order_rate` is smallest; there, the rate is r / (1 + r).
 
-    For ratios near 1 the crossover lies next to it, and the rate is largest at an end, with one branch alone. So that
-    the crossover (0.490) is near the best weights of the paper's sweep (0.42 to 0.50) is no prediction: by the rate
-    from which it is derived these are the slowest ones.
+    For ratios near 1, the crossover is close to it, and the rate is largest at an end, with one model alone. So it is
+    no prediction that the crossover (0.490) is near the best weights of the paper's sweep (0.42 to 0.50): by the rate
+    from which it is derived, these weights are the slowest.
 
     >>> round(slowest_weight(1.083551), 6)
     0.47995
@@ -84,15 +83,15 @@ def slowest_weight(ratio: float) -> float:
 
 
 class UniqueRows(NamedTuple):
-    """How many different examples a draw with replacement holds."""
+    """The number of distinct examples in draws with replacement."""
 
     expected: float
     deviation: float
     """Standard deviation, to leading order in N."""
     fraction: float
-    """Expected, as a share of the draws."""
+    """Expected number as a share of the draws."""
     uniform_fraction: float
-    """The same if all examples were equally likely, which is the most there can be."""
+    """The same if all examples were equally likely, which is the maximum."""
 
     @property
     def holds(self) -> bool:
@@ -100,12 +99,13 @@ class UniqueRows(NamedTuple):
 
 
 def unique_rows(probabilities_N: ArrayLike, draws: int | None = None) -> UniqueRows:
-    """Each example is missed with probability (1 - p)^draws; uniform weights and N draws leave 1 - 1/e of the rows.
+    """Compute the number of distinct rows; each row is missed with probability (1 - p)^draws.
 
-    The paper's 123 steps are 56.4 to 56.9% of 111,657 rows, so its weights were uneven; uniform ones give 137 steps.
+    N draws with uniform weights give 1 - 1/e of the rows. The paper's 123 steps are 56.4 to 56.9% of 111,657 rows, so
+    its weights were uneven; uniform weights would give 137 steps.
 
     Args:
-        draws: As many as there are examples, unless given.
+        draws: Number of draws (default: the number of examples).
 
     >>> found = unique_rows(np.full(1000, 1 / 1000))
     >>> round(found.expected, 1), round(found.deviation, 1)
@@ -113,11 +113,13 @@ def unique_rows(probabilities_N: ArrayLike, draws: int | None = None) -> UniqueR
     """
     p_N = np.asarray(probabilities_N, dtype=np.float64)
     if p_N.ndim != 1 or not len(p_N) or not p_N.min() >= 0 or abs(p_N.sum() - 1) > 1e-6:
-        raise UserError("The probabilities are not one for each example, at least 0 and 1 in sum; divide by their sum.")
+        raise UserError(
+            "Expected probabilities, one for each example, at least 0 and 1 in sum; divide them by their sum."
+        )
     count = len(p_N) if draws is None else draws
     if count < 1:
         raise UserError(f"draws is {draws}; expected 1 or more.")
-    with np.errstate(divide="ignore"):  # a sure example: its chance of being missed has logarithm -inf
+    with np.errstate(divide="ignore"):  # an example of probability 1 is never missed: log 0 is -inf
         missed_N, missed_uniform = (np.exp(count * np.log1p(-np.minimum(p, 1))) for p in (p_N, 1 / len(p_N)))
     variance = (missed_N * (1 - missed_N)).sum() - count * (p_N * missed_N).sum() ** 2
     expected = float((1 - missed_N).sum())
@@ -126,7 +128,7 @@ def unique_rows(probabilities_N: ArrayLike, draws: int | None = None) -> UniqueR
 
 
 def optimizer_steps(rows: int, batch_size: int) -> int:
-    """Steps of an epoch that leaves an incomplete last batch out, and at least one.
+    """Return the steps of an epoch without its incomplete last batch; at least one.
 
     >>> optimizer_steps(111_657, 512), optimizer_steps(111_657, 256)
     (218, 436)
@@ -135,7 +137,7 @@ def optimizer_steps(rows: int, batch_size: int) -> int:
 
 
 def percent_change(before: float, after: float) -> float:
-    """Of a value in a table, against itself before.
+    """Return the change of a value in percent.
 
     >>> round(percent_change(2.09, 0.90), 1)
     -56.9

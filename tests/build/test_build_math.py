@@ -180,7 +180,7 @@ def test_a_source_that_changes_while_it_is_read_is_an_error_and_then_read_anew(c
             raw.write_text(text + text)
         return verify_block(settings, path, first, *more)
 
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="has changed while it was read"):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="changed while it was read"):
         patch.setattr(verifying, "verify_block", changing)
         build(settings(corpus, tmp_path), tmp_path / "out")
     raw.write_text(text)
@@ -219,14 +219,14 @@ def test_a_changed_source_is_verified_anew(corpus, tmp_path):
 
 def test_a_source_of_which_nothing_is_kept_is_an_error_with_its_reasons(tmp_path):
     path = write_rows(tmp_path / "raw.jsonl", [{"a": 1}, {"b": 1}, ROWS["wrong answer"]])
-    with pytest.raises(UserError, match=r"none of 3 rows is kept; found malformed row \(2\), wrong answer \(1\)"):
+    with pytest.raises(UserError, match=r"all 3 rows were dropped: malformed row \(2\), wrong answer \(1\)"):
         build(build_settings("math", path), tmp_path / "out")
     assert json.loads((tmp_path / "out" / "funnel.json").read_text())["in"] == 3
     assert not (tmp_path / "out" / "train.jsonl").exists()
 
 
 def test_a_benchmark_that_is_not_there_is_an_error_before_any_work(corpus, tmp_path):
-    with pytest.raises(UserError, match="Benchmark gsm8k: there is no gsm8k"):
+    with pytest.raises(UserError, match=r"Benchmark gsm8k: .* no gsm8k"):
         build(settings(corpus, tmp_path, benchmarks=["gsm8k"]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

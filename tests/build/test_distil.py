@@ -77,7 +77,7 @@ def test_wrong_answers_are_asked_for_again_and_every_completion_is_counted(teach
     )
     assert rows["logiqa2-train-00003"]["completion"] == "<think>I saw it.</think>\n<answer>The answer is (D).</answer>"
     assert (
-        funnel["steps"]["distil"]["dropped"]["no right completion"]["first"][0]["detail"] == "3 tries: wrong answer 3"
+        funnel["steps"]["distil"]["dropped"]["no right completion"]["first"][0]["detail"] == "3 samples: wrong answer 3"
     )
     assert len(load_examples(str(tmp_path / "out" / "train.jsonl"))) == 4
 
@@ -161,7 +161,7 @@ def test_a_verifier_that_cannot_work_ends_the_writing(teach, monkeypatch):
 @pytest.mark.parametrize(
     "asked, message",
     [
-        ({"samples": 2, "keep": 3}, "keep is 3 of 2 samples"),
+        ({"samples": 2, "keep": 3}, "keep is 3, but samples is 2"),
         ({"samples": 2, "temperature": 0.0}, "all 2 samples would be the same"),
     ],
 )
@@ -245,7 +245,7 @@ def test_prompts_and_completions_have_to_fit_the_model(model, tmp_path):
         teacher = {"model": str(model), "precision": "fp32", "samples": 1} | limits
         return build(build_settings("math", raw, style="plain", teacher=teacher), tmp_path / "out")
 
-    with pytest.raises(UserError, match="positions; lower one of them"):
+    with pytest.raises(UserError, match="lower one of them"):
         made(max_new_tokens=10**6)
     with pytest.raises(UserError, match=r"prompt too long \(1\)"):
         made(max_new_tokens=8, max_prompt_tokens=3)

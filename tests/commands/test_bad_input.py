@@ -64,7 +64,7 @@ def examples(root: Path, *overrides: str) -> list[dict]:
     "override, words",
     [
         ("model=./nowhere", "There is no model folder ./nowhere"),
-        ("model=nobody/nothing", "neither a folder here nor a model that the Hub gives"),
+        ("model=nobody/nothing", "neither a local folder nor an accessible model"),
         ("data.path=missing.jsonl", "there is no such data file"),
         ("selection.dificulty=1", "Did you mean selection.difficulty?"),
         ("seed=4294967296", "seed: "),
@@ -104,9 +104,9 @@ def test_an_optimizer_without_its_package_or_compiler(error_of, monkeypatch):
 @pytest.mark.parametrize(
     "rows, words",
     [
-        ([], "there is no row to train on"),
+        ([], "there are no rows to train on"),
         ([ROW, EMPTY], "data.empty_completions=drop"),
-        ([ROW, OTHER_LAYOUT], "row 2 is the first in another layout: found messages"),
+        ([ROW, OTHER_LAYOUT], "row 2 has another layout: found messages"),
         ([ROW, ROW], "id 'a' is in rows 1 and 2"),
         ([ROW, ROW | {"id": "b", "solution": HALF}], "half a surrogate pair"),
     ],
@@ -131,7 +131,7 @@ def test_a_data_file_that_is_not_what_its_name_says(error_of, tmp_path):
     (tmp_path / "rows.jsonl.gz").write_text(json.dumps(ROW))
     assert "Not a gzipped file" in error_of("data.path=rows.jsonl.gz")
     (tmp_path / "rows.jsonl").mkdir()
-    assert "rows.jsonl is a folder without a data file" in error_of("data.path=rows.jsonl")
+    assert "rows.jsonl has no data file" in error_of("data.path=rows.jsonl")
 
 
 def test_a_benchmark_item_with_half_a_surrogate_pair(error_of, tmp_path):

@@ -151,7 +151,7 @@ def test_a_tokenizer_without_chat_template_gets_one(tmp_path, caplog):
 
 
 def test_a_folder_without_results_cannot_be_compared(tmp_path):
-    assert_user_error(weakdriven("eval", "compare", tmp_path, tmp_path), "holds no results of an evaluation")
+    assert_user_error(weakdriven("eval", "compare", tmp_path, tmp_path), "has no results of an evaluation")
 
 
 class Models(BaseHTTPRequestHandler):
@@ -173,5 +173,5 @@ def test_a_server_of_another_model_is_not_scored_as_this_one(tmp_path):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         done = evaluate(tmp_path / "a", f"url=http://127.0.0.1:{server.server_port}")
         server.shutdown()
-    assert_user_error(done, "serves other (from /models/other), and --model is embedded:base", "served_name=other")
+    assert_user_error(done, "serves other (from /models/other), but --model is embedded:base", "served_name=other")
     assert not (tmp_path / "a").exists()

@@ -22,7 +22,7 @@ def test_help_lists_every_setting_that_is_not_an_option(words, keys):
         (["--nonsense"], "There is no option --nonsense"),
         (["teacher.samples=4"], "settings: teacher.model is required but missing."),
         (["--teacher", "m", "teacher.kep=4"], "teacher.kep is not a setting. Did you mean teacher.keep?"),
-        (["--teacher", "m", "teacher.keep=9"], "teacher: keep is 9 of 4 samples; expected 1 to 4."),
+        (["--teacher", "m", "teacher.keep=9"], "teacher: keep is 9, but samples is 4; expected 1 to 4."),
         (["--teacher", "m", "teacher.url=a", "teacher.vllm_python=b"], "give one of them"),
     ],
 )

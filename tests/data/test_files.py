@@ -88,8 +88,8 @@ def test_a_relative_name_with_a_data_ending_is_never_looked_up_on_the_hub():
         ("a.jsonl", b'\xff{"question": "q"}\n', "line 1 cannot be read"),
         ("a.jsonl", LINE * 3 + b'{"question": "caf\xe9", "solution": "s"}\n', "line 4 cannot be read: .*as UTF-8"),
         ("a.jsonl", LINE.decode().encode("utf-16"), "line 1 cannot be read: .*; save the file as UTF-8"),
-        ("a.jsonl", b"", "there is no row to train on"),
-        ("a.jsonl", b"\n \n", "there is no row to train on"),
+        ("a.jsonl", b"", "there are no rows to train on"),
+        ("a.jsonl", b"\n \n", "there are no rows to train on"),
         ("a.jsonl.gz", b"plain text\n", "cannot be read as JSON lines: Not a gzipped file"),
         ("a.jsonl.gz", gzip.compress(LINE, mtime=0)[:-12], "cannot be read"),
         ("a.jsonl.gz", gzip.compress(b"{}\n", mtime=0)[:10] + b"\xff" * 20, "cannot be read"),
@@ -100,15 +100,15 @@ def test_a_relative_name_with_a_data_ending_is_never_looked_up_on_the_hub():
         ("a.json", b'{"question": "q"}\n{"question": "q"}', r"\.jsonl.*Extra data: line 2"),
         ("a.json", b'[{"a": ' + b"[" * 100_000, "recursion"),
         ("a.json", b'["\xff"]', "cannot be read as a JSON list .*; save the file as UTF-8"),
-        ("a.json", b'{"question": "q"}', "expected a list of rows, found dict; rows on lines are .jsonl"),
+        ("a.json", b'{"question": "q"}', "expected a list of rows, found dict; one row per line is .jsonl"),
         ("a.json", b"", "Expecting value: line 1"),
         ("a.json", b'[{"question": "q", "solution": "s"}, 3]', "row 2: expected an object .* found int"),
-        ("a.json", b"[]", "there is no row to train on"),
+        ("a.json", b"[]", "there are no rows to train on"),
         ("a.json.gz", b"plain", "cannot be read as a JSON list .*: Not a gzipped file"),
         ("a.parquet", b"PAR1", "cannot be read as Parquet"),
-        ("a.csv", b"", "there is no row to train on"),
-        ("a.csv", b"question,solution\n", "there is no row to train on"),
-        ("a.csv", b"question,question\n1,2\n", "first line is 'question', 'question', where every field needs its own"),
+        ("a.csv", b"", "there are no rows to train on"),
+        ("a.csv", b"question,solution\n", "there are no rows to train on"),
+        ("a.csv", b"question,question\n1,2\n", "first line is 'question', 'question'; every field needs a unique"),
         ("a.csv", b'question,solution\n1,"2\n', "cannot be read as CSV .*unexpected end of data"),
         ("a.csv", b'question,solution\n1,"caf\xe9"\n', "cannot be read as CSV .*; save the file as UTF-8"),
         ("a.tsv", b"question\tsolution\n1\n", "line 2: found 1 fields, but the first line names 2"),
@@ -182,17 +182,17 @@ def test_the_key_of_a_folder_follows_its_contents_and_not_its_place(folder, tmp_
 @pytest.mark.parametrize("name", ["notes.docx", "train.arrow", "more/"])
 def test_a_folder_that_holds_something_else_is_an_error_naming_it(name, folder):
     (folder / name).mkdir() if name.endswith("/") else (folder / name).write_text("x")
-    with pytest.raises(UserError, match=rf"set holds {name.strip('/')}; expected only files that end in \.jsonl"):
+    with pytest.raises(UserError, match=rf"set has {name.strip('/')}; expected only files that end in \.jsonl"):
         find_files(str(folder))
 
 
 def test_a_folder_without_a_data_file_is_an_error(tmp_path):
     (tmp_path / "README.md").write_text("# Nothing\n")
-    with pytest.raises(UserError, match="is a folder without a data file"):
+    with pytest.raises(UserError, match="has no data file"):
         load_examples(str(tmp_path))
 
 
 def test_a_row_of_a_folder_in_another_layout_is_reported_with_its_file(folder):
     write_any(folder / "d.jsonl", [GOOD, {"prompt": "q", "completion": "c"}])
-    with pytest.raises(UserError, match=r"d\.jsonl, row 2 is the first in another layout"):
+    with pytest.raises(UserError, match=r"d\.jsonl, row 2 has another layout"):
         load_examples(str(folder))

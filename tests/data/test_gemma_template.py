@@ -48,7 +48,7 @@ def test_turns_become_this_text(turns, text, ask):
 @pytest.mark.parametrize(
     "turns, message",
     [
-        (["s:Be brief."], "The chat template refuses a conversation of system: a system message alone"),
+        (["s:Be brief."], "The chat template rejects a conversation of system: a system message alone"),
         (["u:a", "u:b"], "a conversation of user, user: .* have to alternate .* turn 2 is of user"),
         (["u:a", "a:b", "a:c"], "turn 3 is of assistant"),
         (["a:b", "u:a"], "the user first; turn 1 is of assistant"),

@@ -137,7 +137,7 @@ def test_rows_of_another_commit_than_the_key_are_never_read(hub, tmp_path, monke
     monkeypatch.setattr(home, "_COMMITS", {})
     list(read_rows("lab/rows"))
     fail(hub, monkeypatch, "offline")
-    with pytest.raises(UserError, match=f"cannot be read at commit {OLD}.*local cache holds {NEW}"):
+    with pytest.raises(UserError, match=f"cannot be read at commit {OLD}.*local cache has {NEW}"):
         run(tmp_path / "run", "data.max_length=400")
     shutil.rmtree(tmp_path / f"datasets/lab___rows/default/0.0.0/{NEW}")
     assert run(tmp_path / "run", "data.max_length=400").ran.keys() == {"data"}
@@ -164,7 +164,7 @@ def test_without_network_the_hub_is_not_tried_again_and_again(hub, tmp_path, mon
     monkeypatch.setattr(home, "_COMMITS", {})
     home.network_fault.cache_clear()
     assert home.commit_of("lab/rows") == OLD
-    with pytest.raises(UserError, match=r"hub.invalid cannot be reached: .* the local cache holds none"):
+    with pytest.raises(UserError, match=r"hub.invalid cannot be reached: .* the local cache has none"):
         home.find_commit("lab/others")
     with pytest.raises(UserError, match=r"some/model is neither .*hub.invalid cannot be reached"):
         locate_model("some/model")

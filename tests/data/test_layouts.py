@@ -87,7 +87,7 @@ def test_a_history_that_is_no_list_of_pairs_is_an_error(history):
 
 def test_a_blank_answer_in_a_history_is_no_completion():
     row = ALPACA | {"history": [["Hi", " "]]}
-    with pytest.raises(UserError, match="no completion to learn from"):
+    with pytest.raises(UserError, match="no completion to train on"):
         as_example(row, 1, "f")
     assert as_example(row, 1, "f", needs_completion=False).completion == ""
 
@@ -174,7 +174,7 @@ def test_options_and_tests_stay_in_meta_for_a_grader():
 
 @pytest.mark.parametrize("options", ["A, B", {"A": "x"}, [None, "b"], [" ", "b"], list("abcdefghijk"), 3])
 def test_options_that_cannot_be_lettered_are_an_error(options):
-    with pytest.raises(UserError, match="f, row 3: expected options as a list of texts, 10 at most, found"):
+    with pytest.raises(UserError, match="f, row 3: expected options as a list of at most 10 texts, found"):
         as_example(GOOD | {"options": options}, 3, "f")
 
 
@@ -254,7 +254,7 @@ def test_text_alone_is_an_example_without_a_prompt():
     assert as_example(row, 3, "f") == Example("3", [], "One day, a cat.", meta={"label": 1})
     assert as_example(row | {"messages": None}, 3, "f").prompt == []
     assert detect([row]).name == "text"
-    with pytest.raises(UserError, match="there is no completion to learn from"):
+    with pytest.raises(UserError, match="there is no completion to train on"):
         as_example({"text": " "}, 3, "f")
     with pytest.raises(UserError, match=r"f, row 3: expected text or messages"):
         as_example({"text": 7}, 3, "f")
@@ -282,13 +282,13 @@ def test_a_layout_without_its_reply_is_an_error_that_names_the_missing_field(row
 
 
 def test_no_row_at_all_is_an_error():
-    with pytest.raises(UserError, match="f: there is no row to train on"):
+    with pytest.raises(UserError, match="f: there are no rows to train on"):
         detect([], "f")
 
 
 @pytest.mark.parametrize("completion", [[{"role": "user", "content": "2"}], [SAID, SAID]])
 def test_a_completion_of_another_form_is_an_error_and_not_an_empty_one(completion):
-    with pytest.raises(UserError, match="row 1: the completion has to be one message of the assistant"):
+    with pytest.raises(UserError, match="row 1: the completion must be a single message of the assistant"):
         as_example({"prompt": "1+1?", "completion": completion}, 1, "f", needs_completion=False)
 
 

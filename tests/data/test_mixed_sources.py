@@ -87,8 +87,8 @@ def test_one_source_is_read_as_it_is(tmp_path):
             {"prompt": "question", "completion": "reply"},
             "names reply, which no row has; found the fields question",
         ),
-        ({"promt": "question"}, "names promt, which is a field of no known layout; did you mean prompt?"),
-        ({"prompt": "question"}, "there is no completion to learn from: found the fields answer, prompt"),
+        ({"promt": "question"}, "names promt, which no known layout has; did you mean prompt?"),
+        ({"prompt": "question"}, "there is no completion to train on: found the fields answer, prompt"),
     ],
 )
 def test_fields_that_are_not_there_are_an_error_naming_those_that_are(fields, words, tmp_path):
@@ -99,12 +99,12 @@ def test_fields_that_are_not_there_are_an_error_naming_those_that_are(fields, wo
 
 
 def test_a_source_without_rows_is_an_error_naming_it(tmp_path):
-    with pytest.raises(UserError, match=r"b\.jsonl: there is no row to train on"):
+    with pytest.raises(UserError, match=r"b\.jsonl: there are no rows to train on"):
         open_sources([source(tmp_path / "a.jsonl", 3), source(tmp_path / "b.jsonl", 0)])
 
 
 def test_a_weight_too_small_for_one_row_is_an_error_naming_the_source(tmp_path):
-    with pytest.raises(UserError, match=r"b\.jsonl has so small a weight"):
+    with pytest.raises(UserError, match=r"b\.jsonl has such a small weight"):
         mixed(source(tmp_path / "a.jsonl", 3, weight=1), source(tmp_path / "b.jsonl", 50, weight=0.1))
 
 
@@ -123,5 +123,5 @@ def test_a_source_that_loses_rows_while_it_is_read_is_reported(tmp_path):
     mixture = open_sources(sources)
     assert mixture.count() == 303
     source(tmp_path / "b.jsonl", 2)
-    with pytest.raises(UserError, match=r"b\.jsonl has fewer rows than a moment ago"):
+    with pytest.raises(UserError, match=r"b\.jsonl lost rows while it was read"):
         list(mixture)

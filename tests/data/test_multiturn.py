@@ -124,7 +124,7 @@ def test_a_template_that_ends_replies_is_not_warned_of(template):
 
 def test_messages_that_a_template_refuses_are_an_error_naming_the_row():
     with pytest.raises(
-        UserError, match="Row 'x': The chat template refuses a conversation of user, user: roles must alternate"
+        UserError, match="Row 'x': The chat template rejects a conversation of user, user: roles must alternate"
     ):
         tokenize(talk([TURNS[0], TURNS[0], TURNS[1]], id="x"), renderer(ALTERNATES))
 

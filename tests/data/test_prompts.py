@@ -85,7 +85,7 @@ def test_generation_stops_at_the_end_of_turn_and_at_the_end_of_text():
 def test_a_template_that_leaves_out_the_reply_is_an_error():
     renderer = plain("{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}<|im_end|>{% endfor %}")
     for look in (lambda: renderer.end_of_turn, renderer.check):
-        with pytest.raises(UserError, match="leaves out the assistant's reply"):
+        with pytest.raises(UserError, match="omits the assistant's reply"):
             look()
 
 

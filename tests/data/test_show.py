@@ -64,7 +64,7 @@ def test_settings_of_the_data_are_given_as_for_a_run(show, tmp_path):
     assert "system\nBe kind." in out and "[[0<|im_end|>]]" in out
     for word, expected in (
         ("data.feilds={}", "Did you mean data.fields?"),
-        ("seed=3", "seed=3: expected settings of data"),
+        ("seed=3", "seed=3: expected a setting of data"),
         ("data.path=other.jsonl", "rows.jsonl is the source to show"),
     ):
         code, _, errors = show(rows, word)
@@ -83,9 +83,9 @@ def test_what_would_be_cut_or_left_out_is_said_with_its_reason(show):
     rows = [GOOD, GOOD | {"solution": "2 " * 60}, GOOD | {"question": "why " * 60}, GOOD | {"solution": ""}]
     code, out, _ = show(rows, "--max-length", 60, "--rows", 4)
     assert code == 2 and "1 learned whole" in out
-    assert "1 longer than max_length=60: cut on the right" in out
-    assert "1 the prompt fills max_length=60: an error, or left out with data.long_prompts=drop" in out
-    assert "1 no completion: an error, or left out with data.empty_completions=drop" in out
+    assert "1 longer than max_length=60: truncated on the right" in out
+    assert "1 the prompt fills max_length=60: an error, or dropped with data.long_prompts=drop" in out
+    assert "1 no completion: an error, or dropped with data.empty_completions=drop" in out
     assert "{{" in out
     drop = ("--long-prompts", "drop", "--empty-completions", "drop")
     for words, code in ((drop[:2], 2), (drop[2:], 2), (drop, 0)):
@@ -114,7 +114,7 @@ def test_a_row_longer_than_the_models_positions_is_not_counted_as_learned(show):
 def test_a_row_that_would_stop_training_is_reported_after_the_rows_before_it(show):
     code, out, _ = show([*[GOOD] * 30, {"messages": []}])
     assert code == 2 and "row 1:" in out and "Of the first 30 rows" in out
-    assert "Training would stop" in out and "row 31 is the first in another layout" in out
+    assert "Training would stop" in out and "row 31 has another layout" in out
 
 
 def test_a_template_without_end_of_turn_is_warned_of(show, tmp_path):
@@ -126,7 +126,7 @@ def test_a_template_without_end_of_turn_is_warned_of(show, tmp_path):
     "source, words",
     [
         ([{"body": "a"}], "found the fields body; expected messages"),
-        ([], "there is no row to train on"),
+        ([], "there are no rows to train on"),
         ("missing.jsonl", "there is no such data file"),
     ],
 )

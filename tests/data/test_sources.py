@@ -36,7 +36,7 @@ ALPACA = {"instruction": "1+1?", "output": "2"}
 )
 def test_a_row_without_completion_is_an_error_naming_the_row(good, row, tmp_path):
     path = write_rows(tmp_path / "a.jsonl", [good, row])
-    words = "row 2: there is no completion to learn from.*data.empty_completions=drop"
+    words = "row 2: there is no completion to train on.*data.empty_completions=drop"
     with pytest.raises(UserError, match=words) as error:
         load_examples(path)
     assert str(error.value).startswith(path)
@@ -72,7 +72,7 @@ def test_a_row_without_a_prompt_is_an_error_even_where_completions_may_be_empty(
 )
 def test_half_a_surrogate_pair_is_an_error_naming_the_row(good, row, tmp_path):
     path = write_rows(tmp_path / "a.jsonl", [good, row])
-    with pytest.raises(UserError, match=r"row 2.*: the text holds half a surrogate pair") as error:
+    with pytest.raises(UserError, match=r"row 2.*: the text contains half a surrogate pair") as error:
         load_examples(path)
     assert str(error.value).startswith(path)
 
@@ -86,7 +86,7 @@ def test_a_whole_surrogate_pair_is_text(tmp_path):
 @pytest.mark.parametrize("other, name", [(PAIR, "prompt/completion"), (TALK, "messages"), (ALPACA, "Alpaca")])
 def test_mixed_layouts_are_an_error_naming_the_first_row_that_differs(place, other, name, tmp_path):
     rows = [GOOD] * place + [other, GOOD, other]
-    with pytest.raises(UserError, match=rf"row {place + 1} is the first in another layout: found {name} ") as error:
+    with pytest.raises(UserError, match=rf"row {place + 1} has another layout: found {name} ") as error:
         load_examples(write_rows(tmp_path / "a.jsonl", rows))
     assert "rows before it are question/solution; put rows of different layouts into" in str(error.value)
 

@@ -171,7 +171,7 @@ def test_empty_completions_are_left_out_and_counted(tmp_path):
 
 def test_nothing_but_empty_completions_is_an_error_that_says_so(tmp_path):
     blank = [replace(example, completion="") for example in EXAMPLES]
-    with pytest.raises(UserError, match=r"Nothing is left to learn from: 0 prompts .* and 20 completions are empty"):
+    with pytest.raises(UserError, match=r"Nothing is left to train on: 0 prompts .* and 20 completions are empty"):
         write(tmp_path, blank)
 
 

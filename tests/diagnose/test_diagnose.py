@@ -169,7 +169,7 @@ def test_a_repeated_diagnosis_is_reused_and_a_changed_one_runs_again(run):
     write_json(run / "sft/manifest.json", manifest | {"key": "trained-again"})
     found, recorder = diagnose(run, seed=1)
     assert recorder.ran == {"diagnostics": "input sft changed"}
-    assert any("an older one or an older version: sft" in note for note in found["logits"]["facts"]["notes"])
+    assert any("From an older recipe or version: sft" in note for note in found["logits"]["facts"]["notes"])
 
 
 def test_the_seed_decides_which_examples_are_drawn(two_round_run):
@@ -225,7 +225,7 @@ def test_a_log_without_mean_logits_gives_a_note(run):
     drift = found["drift"]
     assert "strong_mean_logit" not in drift["steps"]["round-1/strong"][0]
     said = [note for note in drift["facts"]["notes"] if "Mean logits" in note]
-    assert len(said) == 1 and "over the steps of round-1/strong are not known" in said[0]
+    assert len(said) == 1 and "over the steps of round-1/strong are unknown" in said[0]
 
 
 def test_a_run_without_rounds_shows_its_first_models_and_lists_the_missing_ones(run):
@@ -262,7 +262,7 @@ def test_an_unfinished_round_is_listed_with_its_log(run):
         log.write('{"step": 9, "mixed_prob')
     found, _ = diagnose(run)
     facts = found["logits"]["facts"]
-    assert facts["round"] == 1 and facts["missing"] == {"round-2/strong": "begun and not finished"}
+    assert facts["round"] == 1 and facts["missing"] == {"round-2/strong": "not finished"}
     assert found["drift"]["steps"]["round-2/strong"]
 
 
@@ -293,7 +293,7 @@ def test_held_out_tokens_have_their_own_questions_and_skipped_rows_are_counted(r
     rows = [{"question": question, "solution": solution} for question, solution in texts]  # no ids: numbers, as trained
     write_jsonl(tmp_path / "rows.jsonl", rows)
     found, _ = diagnose(run, rows=str(tmp_path / "rows.jsonl"))
-    assert any("3 rows of" in note and "1 without a completion" in note for note in found["logits"]["facts"]["notes"])
+    assert any("3 rows of" in note and "1 because the completion" in note for note in found["logits"]["facts"]["notes"])
     shown = token_view(run, [])["examples"]
     assert {one["question"] for one in shown} == {"What is held out?", "And what is that?"}
     diagnose(run)
@@ -307,7 +307,7 @@ def test_rows_that_cannot_be_read_leave_the_diagnosis_as_it_was(run, tmp_path, m
         (str(tmp_path / "gone.jsonl"), "there is no such data file"),
         ("~nobody-here/x.jsonl", "there is no such data file"),
         ("", "--rows is empty"),
-        (str(tmp_path / "long.jsonl"), r"--rows .*long.jsonl: Nothing is left to learn from: 1 prompts"),
+        (str(tmp_path / "long.jsonl"), r"--rows .*long.jsonl: Nothing is left to train on: 1 prompts"),
     ):
         with pytest.raises(UserError, match=reason):
             diagnose_run(run, Progress(), examples=8, rows=rows, replace=True)
@@ -385,7 +385,7 @@ def test_a_folder_that_is_no_run_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"is not a run directory: it has no run\.json"):
         diagnose_run(tmp_path, Progress())
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(UserError, match="nothing was run in it yet"):
+    with pytest.raises(UserError, match="nothing has run in it yet"):
         diagnose_run(tmp_path, Progress())
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 

@@ -117,8 +117,8 @@ def test_without_a_folder_items_come_from_the_hub(monkeypatch):
 @pytest.mark.parametrize(
     "name, files, place",
     [
-        ("mawps", "mawps.jsonl or mawps_test.jsonl .*folder math", "MWPToolkit"),
-        ("reclor", "reclor.jsonl .*folder logic", "whyu.me/reclor"),
+        ("mawps", "mawps.jsonl or mawps_test.jsonl", "MWPToolkit"),
+        ("reclor", "reclor.jsonl", "whyu.me/reclor"),
     ],
 )
 def test_a_missing_file_is_an_error_that_says_where_it_comes_from(name, files, place, tmp_path):
@@ -129,7 +129,7 @@ def test_a_missing_file_is_an_error_that_says_where_it_comes_from(name, files, p
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest_and_all():
-    with pytest.raises(UserError, match=r"no benchmark 'math-500'\. Did you mean math500\? There are: .*reclor"):
+    with pytest.raises(UserError, match=r"no benchmark 'math-500'\. Did you mean math500\? Known benchmarks: .*reclor"):
         benchmarks_named("gsm8k, math-500")
 
 
@@ -140,9 +140,9 @@ def test_an_unknown_name_is_an_error_with_the_nearest_and_all():
         ([*rows(29), {"id": "x", "question": "q", "answer": None}], "row 30: the field 'answer' is missing"),
         ([*rows(29), {"question": "q", "answer": "1"}], "row 30: the field 'id' is missing"),
         ([*rows(29), {"id": "x", "question": "\ud800", "answer": "1"}], "row 30: .*surrogate"),
-        ([*rows(29), {"id": "3", "question": "q", "answer": "1"}], "an id twice: '3' in rows 4 and 30"),
-        (rows(29), "holds 29 items, but aime2025 has 30"),
-        (rows(31), "holds 31 items, but aime2025 has 30"),
+        ([*rows(29), {"id": "3", "question": "q", "answer": "1"}], "id '3' is in rows 4 and 30"),
+        (rows(29), "has 29 items, but aime2025 has 30"),
+        (rows(31), "has 31 items, but aime2025 has 30"),
     ],
 )
 def test_a_bad_file_is_an_error_that_says_where(items, words, tmp_path):
@@ -161,13 +161,13 @@ BAD = [
     ("reclor", CHOICE | {"context": ""}, "the field 'context' is missing"),
     ("aqua", CHOICE, "expected 5 options"),
     ("humaneval_plus", CODE | {"entry_point": None}, "the field 'entry_point' is missing"),
-    ("livecodebench", CONTEST | {"tests": []}, "tests is a list of objects"),
+    ("livecodebench", CONTEST | {"tests": []}, "expected objects with input and output"),
     ("livecodebench", CONTEST | {"tests": [io_test(1)]}, "input and output as text"),
-    ("livecodebench", CONTEST | {"tests": [{"input": "1", "output": "2"}]}, "all tests of a row are stdin"),
+    ("livecodebench", CONTEST | {"tests": [{"input": "1", "output": "2"}]}, "tests of a row must all be stdin"),
     ("livecodebench", CONTEST | {"tests": [*CONTEST["tests"], io_test("1")]}, "found functional, stdin"),
     ("livecodebench", CONTEST | {"tests": [io_test("1")]}, "the field 'func_name' is missing"),
     ("livecodebench", {"question_content": "q", "private_test_cases": "AAAA"}, "the private tests cannot be unpacked"),
-    ("bigcodebench", {"complete_prompt": "p", "libs": "[nonsense("}, "not in a layout"),
+    ("bigcodebench", {"complete_prompt": "p", "libs": "[nonsense("}, "not in a published layout"),
 ]
 
 
@@ -198,7 +198,7 @@ def test_a_contest_item_is_what_the_grader_reads(tmp_path, monkeypatch):
 
 def test_a_gold_answer_that_the_grader_cannot_read_is_an_error():
     items = [Item("a", "q", "12"), Item("b", "q", "\\boxed{}")]
-    with pytest.raises(UserError, match=r"gold answer of 1 items \(first: b"):
+    with pytest.raises(UserError, match=r"gold answers of 1 items \(first: b"):
         check_items("math500", items)
     check_items("math500", items[:1])
 
@@ -244,5 +244,5 @@ def test_libraries_are_looked_for_in_the_interpreter_that_runs_the_code(tmp_path
     items = [Item("a", "?", gold)]
     assert set(missing_libraries(items)) == {"only_in_there", "nowhere_at_all"}
     assert missing_libraries(items, str(python)) == {"nowhere_at_all": ["a"]}
-    with pytest.raises(UserError, match="does not run as a Python interpreter"):
+    with pytest.raises(UserError, match="not a working Python interpreter"):
         missing_libraries(items, str(tmp_path / "no-python"))

@@ -221,7 +221,7 @@ def test_a_finished_benchmark_is_graded_again_on_a_terminal_too(folders):
 def test_too_few_positions_and_a_python_that_is_none_are_errors_before_generation():
     task = task_of()
     check_task(task, task.longest())
-    with pytest.raises(UserError, match=f"the model has {task.longest() - 1} positions; lower max_new_tokens"):
+    with pytest.raises(UserError, match=f"the model has {task.longest() - 1}; lower max_new_tokens"):
         check_task(task, task.longest() - 1)
     item = Item("a", "?", {"prompt": "", "entry_point": "f", "test": "", "test_style": "check", "id": "a"})
     entry, grading = BENCHMARKS["humaneval_plus"], {"unsafe": True, "python": "/no/python"}

@@ -63,8 +63,8 @@ def test_several_samples_are_compared_by_their_means(tmp_path):
 @pytest.mark.parametrize(
     "changes, says",
     [
-        ({"golds": "h"}, "other items, options or gold answers"),
-        ({"version": 1}, "version is 2 in the first and 1 in the second; run weakdriven eval regrade"),
+        ({"golds": "h"}, "gold answers or graders differ"),
+        ({"version": 1}, "version is 2 in the first folder and 1 in the second; run weakdriven eval regrade"),
         ({"protocol": {"samples": 1, "temperature": 0.7, "top_p": 1.0, "max_new_tokens": 64}}, "temperature is 0.0"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_wilson_interval_contains_its_share_and_is_symmetric(items):
 
 @pytest.mark.parametrize("correct, items", [(0, 0), (3, 2), (-1, 2)])
 def test_impossible_shares_are_errors(correct, items):
-    with pytest.raises(ValueError, match="is not a share"):
+    with pytest.raises(ValueError, match="is not a proportion"):
         wilson_interval(correct, items)
 
 
@@ -89,7 +89,7 @@ def test_pass_at_k_counts_the_draws_that_hold_a_correct_sample(case):
         ([5], 4, 2, "from 0 to n=4"),
         ([-1], 4, 2, "from 0 to n=4"),
         ([0.5], 4, 2, "whole numbers"),
-        ([], 4, 2, "no problems"),
+        ([], 4, 2, "at least one problem"),
     ],
 )
 def test_impossible_counts_are_errors(counts, n, k, message):

@@ -171,7 +171,7 @@ def test_another_grader_or_answer_grades_again_and_asks_the_model_nothing(task_o
 def test_two_graders_are_not_compared(task_of, graded, tmp_path):
     for grader in ("exact", "contains"):
         graded(task_of(CHATS, grader=grader), "shipping", "returns", name=grader)
-    with pytest.raises(UserError, match="other graders"):
+    with pytest.raises(UserError, match="graders differ"):
         compare(tmp_path / "exact", tmp_path / "contains")
 
 
@@ -210,13 +210,13 @@ def test_a_function_that_cannot_be_imported_is_an_error_before_anything_is_asked
 
 
 BAD_ROWS = [
-    ([], None, "there is no row in this test set"),
+    ([], None, "this test set has no rows"),
     ([*CHATS, {"question": "Why?"}], None, "row 3: the field 'answer' is missing or empty"),
     ([{"question": "Why?", "answer": ["a", " "]}], None, "row 1: the field 'answer' is missing or empty"),
     (
         [{"question": "Why?", "answer": {"text": "a"}}],
         None,
-        "row 1: the answer is {'text': 'a'}; expected a text, a nu",
+        "row 1: the answer is {'text': 'a'}; expected a string, a nu",
     ),
     ([{"question": " ", "answer": "a"}], None, "row 1: the prompt is empty"),
     (
@@ -224,7 +224,7 @@ BAD_ROWS = [
         None,
         "row 1: found the fields text, answer; expected question, prompt or mess",
     ),
-    ([CHATS[0], CHATS[0] | {"answer": "x"}], None, "rows 1 and 2 ask the same question and have different answers"),
+    ([CHATS[0], CHATS[0] | {"answer": "x"}], None, "rows 1 and 2 ask the same question with different answers"),
     ([row | {"id": 7} for row in CHATS], None, "id '7' is in rows 1 and 2"),
     (
         [{"question": "q", "options": ["a", "b"], "answer": "c"}],
@@ -238,13 +238,13 @@ BAD_ROWS = [
         None,
         "found 6 options; the grader choice needs 2 to 5",
     ),
-    ([{"question": "q", "options": ["a", "b"], "answer": "a"}, CHATS[0]], None, "row 2 has no options, and row 1 has"),
+    ([{"question": "q", "options": ["a", "b"], "answer": "a"}, CHATS[0]], None, "row 2 has no options, but row 1 has"),
     (CHATS, "choice", "row 1: found 0 options"),
     (CHATS, "code", "row 1: the field 'prompt' is missing"),
     (
         [{"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": "\\frac{1}{"}],
         "math",
-        "the grader math cannot read the gold answer of 1 items (first: support.jsonl, row 2, ",
+        "the grader math cannot read the gold answers of 1 items (first: support.jsonl, row 2, ",
     ),
 ]
 

@@ -167,7 +167,7 @@ def test_rows_without_answers_are_an_error_for_dpo_and_not_for_spin(learner, tmp
     rows = [{"id": str(n), "prompt": f"{n}?", "completion": f"It is {n}."} for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     says(lambda request: "no")
-    with pytest.raises(UserError, match="None of the 4 rows can be verified"):
+    with pytest.raises(UserError, match="None of the 4 examples can be verified"):
         run(tmp_path / "dpo", learner, "dpo", f"data.path={tmp_path / 'rows.jsonl'}")
     run(tmp_path / "spin", learner, "spin", f"data.path={tmp_path / 'rows.jsonl'}")
     assert counters(tmp_path / "spin", "pairs/spin")["pairs"] == 4

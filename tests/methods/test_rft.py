@@ -61,7 +61,7 @@ def test_rft_trains_m1_on_the_data_and_its_new_right_completions(learner, tmp_pa
 
 def test_nothing_to_add_is_an_error_before_training(learner, tmp_path, says):
     says(lambda request: "\\boxed{-1}")
-    with pytest.raises(UserError, match=r"Nothing is left of 32 samples; wrong answer: 32 .*ask for more of them"):
+    with pytest.raises(UserError, match=r"Nothing is left of 32 samples; wrong answer: 32 .*draw more samples"):
         run(tmp_path / "run", learner)
     assert not (tmp_path / "run/baselines").exists()
 

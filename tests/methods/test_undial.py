@@ -153,7 +153,7 @@ def test_a_gradient_is_taken_once():
     trained = logits(WEAK)
     loss, _ = adjusted_logit_loss(trained, EYE, logits(STRONG), EYE, FIRST)
     loss.backward(retain_graph=True)
-    with pytest.raises(UserError, match="can be taken once"):
+    with pytest.raises(UserError, match="can be taken only once"):
         loss.backward()
 
 

@@ -68,7 +68,7 @@ def test_an_adapter_on_the_head_is_an_error():
 def test_a_head_that_is_more_than_a_linear_layer_is_an_error():
     model = tiny_model(tied=False)
     model.lm_head = nn.Sequential(model.lm_head, nn.Tanh())
-    with pytest.raises(UserError, match=r"output head of Qwen3ForCausalLM is torch.*Sequential, and the mixed loss"):
+    with pytest.raises(UserError, match=r"output head of Qwen3ForCausalLM is torch.*Sequential, but the mixed loss"):
         head(model)
 
 
@@ -114,5 +114,5 @@ def test_the_probe_accepts_a_model_under_an_adapter(dtype):
 
 def test_a_model_that_sees_later_tokens_is_an_error():
     refuse_other_logits(tiny_model("gemma3"), "here")
-    with pytest.raises(UserError, match=r"here: Gemma3ForCausalLM sees tokens that come later"):
+    with pytest.raises(UserError, match=r"here: Gemma3ForCausalLM sees later tokens"):
         refuse_other_logits(tiny_model("gemma3", use_bidirectional_attention=True), "here")

@@ -54,7 +54,7 @@ def test_a_source_that_is_neither_folder_nor_hub_id_is_an_error(source):
 
 
 def test_a_hub_id_that_cannot_be_fetched_is_an_error():
-    with pytest.raises(UserError, match="nobody/nothing is neither a folder here nor a model that the Hub gives"):
+    with pytest.raises(UserError, match="nobody/nothing is neither a local folder nor an accessible model"):
         locate_model("nobody/nothing")
 
 

@@ -36,7 +36,7 @@ def own_run(once):
 
 def test_a_run_scores_every_model_on_the_test_sets(own_run):
     root, done = own_run
-    assert done.code == 0 and "grader exact, found from the answers" in done.out and "grader math, found" in done.out
+    assert done.code == 0 and "grader exact, chosen from the answers" in done.out and "grader math, chosen" in done.out
     for model in ("base", "baseline-sft"):
         support, numbers = (read_json(root / f"eval/{model}/{name}/scores.json") for name in ("support", "numbers"))
         assert (support["items"], support["whole"], support["test_set"]["grader"]) == (2, True, "exact")
@@ -74,7 +74,7 @@ def test_a_plan_counts_the_rows_of_a_test_set(own_run):
         (
             {"question": "What is {}?", "answer": "x"},
             "{path: own.jsonl}",
-            "1 of 3 training rows ask a question of a bench",
+            "1 of 3 training rows contain a question of a bench",
         ),
     ],
 )

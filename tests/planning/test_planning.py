@@ -166,16 +166,16 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not():
     for micro, fits in ((largest, True), (2 * largest, False)):
         changed = planned("qwen3-4b-math", "precision=bf16", f"joint.micro_batch_size={micro}")
         (cost,) = (cost for cost in changed.costs if cost.workload.name == "round-1/strong")
-        assert cost.micro_batch == micro and (cost.memory.total <= 139.8 * GIB) == fits
+        assert (cost.memory.total <= 139.8 * GIB) == fits
 
 
 def test_a_packed_micro_batch_is_as_large_in_tokens_and_holds_more_rows():
     (plain, packed) = (
         next(cost for cost in planned("qwen3-4b-math", *words).costs if cost.workload.name == "sft")
-        for words in ([], ["sft.packing=true"])
+        for words in (["sft.packing=false"], [])
     )
     assert packed.micro_batch > plain.micro_batch and packed.steps == plain.steps
-    assert packed.memory.total == pytest.approx(plain.memory.total, rel=0.02)  # the longest row is a full sequence
+    assert packed.memory.total == pytest.approx(plain.memory.total, rel=0.02)
 
 
 def test_more_devices_split_the_weights_and_the_batch():
@@ -197,7 +197,7 @@ def test_more_devices_split_the_weights_and_the_batch():
         (
             ["baselines=[dpo]"],
             {"gpus": "8xH200", "sharding": "fsdp"},
-            "dpo trains in one process or under DDP",
+            "dpo trains in one process or with DDP",
         ),
         (["baselines=[]"], {"gpus": "7xH200"}, "is not divisible by 7 processes"),
     ],

@@ -25,8 +25,6 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("rese
 FENCE = re.compile(r"^(<!-- not tested:[^>]*-->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 COMMAND = re.compile(r"(?:^|\s)(?:-m )?(weakdriven [a-z-].*)")
-SHORT_FOR = {"select": "draw", "eval": "run", "report": "run"}
-"""Commands whose own command may be left out."""
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
@@ -72,14 +70,15 @@ def check_command(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
-        name = words[0] if words and words[0] in command.commands else SHORT_FOR.get(command.name)
+        name = words[0] if words and words[0] in command.commands else getattr(command, "default", None)
         if name is None:
             break
         command, words = command.commands[name], words[1:] if words[:1] == [name] else words
     options = {one for parameter in command.params for one in (*parameter.opts, *parameter.secondary_opts)}
     unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - options - {"--help"}
     assert not unknown, f"{line}: {command.name} has no option {', '.join(unknown)}"
-    assert not hasattr(command, "commands") or not words or words[0].startswith("--"), f"{line}: no such command"
+    missing = hasattr(command, "commands") and words and not (words[0].startswith("--") or words[0].isupper())
+    assert not missing, f"{line}: no such command"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda path: path.stem)
@@ -148,3 +147,9 @@ def test_scripts_modules_and_make_targets_exist(page):
                 or (ROOT / f"{module.replace('.', '/')}.py").is_file()
             ), module
     assert {*re.findall(r"`make ([a-z-]+)`", text)} <= {*targets}
+
+
+def test_the_page_of_the_algorithm_quotes_the_minimal_script():
+    script = (ROOT / "examples/wmss_minimal.py").read_text(encoding="utf-8")
+    quoted = blocks(ROOT / "docs/concepts/algorithm.md", "python")
+    assert len(quoted) == 2 and all(text in script for text in quoted)

@@ -214,9 +214,7 @@ def test_a_result_file_is_not_overwritten_by_other_runs(tmp_path):
     put(path, old)
     refuse_loss(path, result("gemma-3-270m", seeds=(42, 43, 44), wmss=0.3)["methods"])  # it grew
     for other in (result("gemma-3-270m", seeds=(42,), wmss=0.3), result("gemma-3-270m", seeds=(42, 43), wmss=0.9)):
-        with pytest.raises(
-            SystemExit, match="that these runs do not have, or others; collect them with another --part"
-        ):
+        with pytest.raises(SystemExit, match="that these runs lack or contradict; collect them with another --part"):
             refuse_loss(path, other["methods"])
 
 

@@ -109,7 +109,7 @@ def test_epochs_are_enough_where_the_next_gains_less_than_half_a_point(results):
     assert running.enough_epochs(results, STUDENT, 1e-4) == 6
     assert "sft.epochs=6" in commands("saturated", arguments(results))[0]
     (results / "epochs-6-0.0001.json").unlink()
-    with pytest.raises(SystemExit, match="e6 is not tried; run `epochs --only e6`"):
+    with pytest.raises(SystemExit, match="e6 was not tried; run `epochs --only e6`"):
         running.enough_epochs(results, STUDENT, 1e-4)
     put_result(results, "epochs", 0.3, epochs=3, learning_rate=1e-4)  # no more than two: nothing hangs on six
     assert running.enough_epochs(results, STUDENT, 1e-4) == 2

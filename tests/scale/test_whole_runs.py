@@ -141,7 +141,7 @@ def test_preferences_under_fsdp_raise_an_error_before_anything_is_computed(overr
     for key, value in {"accelerate_use_fsdp": True, **environment}.items():
         monkeypatch.setenv(key.upper(), str(value).lower() if isinstance(value, bool) else str(value))
     monkeypatch.setattr("weakdriven.pipeline.run.size", lambda: 2)
-    with pytest.raises(UserError, match=r"(dpo|spin) trains in one process or under DDP, and FSDP is asked for; use"):
+    with pytest.raises(UserError, match=r"(dpo|spin) trains in one process or with DDP, not with FSDP; use"):
         carry_out(recipe, tmp_path / "run", Recorder(), all_stages)
     assert not (tmp_path / "run").exists(), "something was left behind"
 

@@ -61,7 +61,7 @@ def test_rows_that_are_dropped_are_counted_by_source(tmp_path):
         "a": (3, 1),
         "b": (2, 2),
     }
-    with pytest.raises(UserError, match=r"b\.jsonl: there is no row to train on"):
+    with pytest.raises(UserError, match=r"b\.jsonl: there are no rows to train on"):
         write_rows(tmp_path / "b.jsonl", [])
         build(tmp_path / "run", data)
 
@@ -81,6 +81,6 @@ def test_the_key_follows_what_decides_the_rows(tmp_path):
 
 def test_a_source_that_cannot_be_read_is_found_before_the_model_is_looked_at(tmp_path):
     empty = write_rows(tmp_path / "empty.jsonl", [])
-    with pytest.raises(UserError, match=r"empty\.jsonl: there is no row"):
+    with pytest.raises(UserError, match=r"empty\.jsonl: there are no rows"):
         build(tmp_path / "run", f"data.path={empty}", "model=no/such-model")
     assert not (tmp_path / "run").exists()

@@ -77,6 +77,6 @@ def test_a_selection_without_the_benchmarks_files_warns(tmp_path, caplog):
     there = ["data.limit=16", "baselines=[]", "eval.benchmarks=[gsm8k]", f"eval.data_dir={tmp_path}"]
     assert select_recipe(small_recipe(*there), tmp_path / "run", Recorder())
     told = [record.message for record in caplog.records if "not compared with the benchmarks" in record.message]
-    assert len(told) == 1 and "there is no gsm8k.jsonl" in told[0]
-    with pytest.raises(UserError, match=r"there is no gsm8k.jsonl"):
+    assert len(told) == 1 and "have no gsm8k.jsonl" in told[0]
+    with pytest.raises(UserError, match=r"have no gsm8k.jsonl"):
         select_recipe(small_recipe(*there, "data.held_out=drop"), tmp_path / "other", Recorder())

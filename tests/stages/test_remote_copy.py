@@ -137,7 +137,7 @@ def test_another_machine_downloads_everything_and_computes_nothing(tmp_path):
     Store.done.clear()
     again = two_stages(tmp_path / "b")
     assert (again.ran, again.skipped) == ({}, ["first", "part/second"])
-    assert again.notes[1:] == [f"{stage}: brought from {ADDRESS}" for stage in ("first", "part/second")]
+    assert again.notes[1:] == [f"{stage}: fetched from {ADDRESS}" for stage in ("first", "part/second")]
     assert here(tmp_path / "b") == here(tmp_path / "a"), "when it began, too"
     assert not [name for done, name in Store.done if done == "put" and "/first/" in name], "nothing goes back"
     assert not list((tmp_path / "b/.work").glob("*/out"))
@@ -149,9 +149,7 @@ def test_files_that_a_local_run_has_are_linked_and_not_downloaded(tmp_path):
     Store.done.clear()
     again = two_stages(tmp_path / "b", "one", tmp_path / "a")
     assert not [name for done, name in Store.done if done == "get"] and again.ran == {} and there() == before
-    assert (
-        again.notes[1] == f"first: brought from {ADDRESS}, but 2 of 2 files from {tmp_path}/a/first, which are the same"
-    )
+    assert again.notes[1] == f"first: fetched from {ADDRESS} (2 of 2 files linked from {tmp_path}/a/first)"
     assert here(tmp_path / "b") == here(tmp_path / "a"), "the manifest is that of the address: nothing was taken over"
     assert (tmp_path / "b/first/one.bin").samefile(tmp_path / "a/first/one.bin")
 
@@ -251,7 +249,7 @@ def test_a_stage_that_is_graded_again_after_it_was_copied_keeps_its_card_there(t
 def test_a_transient_error_is_retried_and_a_truncated_upload_is_noticed(tmp_path, empty_store):
     Store.failures.append(("first/one.bin", 2, ConnectionResetError(104, "reset")))
     Store.cut = "second/one.bin"
-    assert two_stages(tmp_path / "a").notes == [f"works in {tmp_path}/a and is copied to {ADDRESS}"]
+    assert two_stages(tmp_path / "a").notes == [f"working in {tmp_path}/a, copying to {ADDRESS}"]
     assert there() == here(tmp_path / "a") and empty_store == [1.0, 5.0, 1.0]
 
 
@@ -266,7 +264,7 @@ def test_a_run_continues_while_the_address_is_unreachable_and_copies_later(tmp_p
 @pytest.mark.parametrize("error, tries", [(TimeoutError("slow"), 4), (PermissionError("denied"), 1)])
 def test_an_upload_that_fails_keeps_the_work_and_the_next_run_copies_it(tmp_path, error, tries):
     Store.failures.append(("second/one.bin", 1000, error))
-    with pytest.raises(UserError, match=rf"did not take part/second .* whole in {tmp_path}/a; run the same"):
+    with pytest.raises(UserError, match=rf"did not take part/second .* complete in {tmp_path}/a; run the same"):
         two_stages(tmp_path / "a")
     assert 1000 - Store.failures[0][1] == 2 * tries, "once after the stage and once at the end"
     assert "first/manifest.json" in there() and "part/second/manifest.json" not in there()
@@ -310,7 +308,7 @@ def test_a_damaged_remote_stage_is_an_error_and_not_put_in_place(tmp_path, name,
         two_stages(tmp_path / "b")
     told = str(refused.value)
     assert told.startswith(f"{ADDRESS}/") and found in told and str(tmp_path) not in told
-    assert told.endswith(f"or delete {ADDRESS}/first to have it computed again.")
+    assert told.endswith(f"or delete {ADDRESS}/first to compute it again.")
     assert not (tmp_path / "b/first").exists() and not (tmp_path / "x").exists()
 
 
@@ -440,6 +438,6 @@ def test_of_two_processes_the_first_one_copies_and_both_continue_from_the_addres
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    for once in ("baselines/sft: brought from", "] eval/base/arithmetic\n", f"Copied: {address}"):
+    for once in ("baselines/sft: fetched from", "] eval/base/arithmetic\n", f"Copied: {address}"):
         assert done.stdout.count(once) == 1
     assert here(tmp_path / "shared/run") == here(tmp_path / "b")

@@ -150,7 +150,7 @@ def test_a_share_that_takes_no_row_or_all_of_them_is_an_error_before_training(sh
 @pytest.mark.parametrize(
     "rows, words",
     [
-        ([], "there is no row"),
+        ([], "there are no rows"),
         ([{"input": "1+1?", "target": "2"}], "found the fields input, target"),
         ([*ROWS[:30], {"question": "1+1?"}], "row 31"),
         ([{"question": "1 + 1? " * 200, "solution": "2"}], "raise data.max_length"),

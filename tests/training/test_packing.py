@@ -12,7 +12,7 @@ from weakdriven.config.recipe import DataSettings, JointSettings, Recipe, SftSet
 from weakdriven.errors import UserError
 from weakdriven.runs.directory import METRICS, Progress
 from weakdriven.runs.files import read_jsonl
-from weakdriven.training.packing import packed_order, refuse_mixed_rows
+from weakdriven.training.packing import mixes_rows, packed_order, packs
 from weakdriven.training.phase import Phase
 from weakdriven.training.sft import train_supervised
 from weakdriven.wmss.trainer import train_joint
@@ -79,7 +79,7 @@ def test_a_micro_batch_is_one_sequence_as_long_as_its_rows(work, monkeypatch):
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "gemma3"])
 def test_models_with_attention_alone_keep_rows_apart(family):
-    refuse_mixed_rows(tiny_model(family), "sft")
+    assert not mixes_rows(tiny_model(family))
 
 
 def test_a_model_with_convolutions_raises_an_error():
@@ -88,4 +88,4 @@ def test_a_model_with_convolutions_raises_an_error():
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(Lfm2Config(**sizes, **heads, initializer_range=0.3), dtype=torch.float32)
     with pytest.raises(UserError, match=r"lfm2 .*joint.packing: false"):
-        refuse_mixed_rows(model, "joint")
+        packs([model], JointSettings(packing=True), RECIPE)

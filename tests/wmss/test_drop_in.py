@@ -185,7 +185,7 @@ NOT_SUPPORTED: dict[str, Check] = {
         "compute_metrics", "preprocess_logits_for_metrics"
     ),
     "`mean_token_accuracy` and `entropy`": refused(
-        "which is not measured here", metric_for_best_model="eval_mean_token_accuracy"
+        "does not measure", metric_for_best_model="eval_mean_token_accuracy"
     ),
     "`predict`: logits": predicted_logits,
     "a loss that is NaN": elsewhere(

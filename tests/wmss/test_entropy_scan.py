@@ -147,7 +147,7 @@ def test_a_rotary_embedding_that_depends_on_earlier_batches_is_an_error_beyond_i
     network = tiny_model("llama", max_position_embeddings=longest, rope_parameters=DYNAMIC)
     assert len(score_dataset(network, rows)) == 9
     network = tiny_model("llama", max_position_embeddings=longest - 1, rope_parameters=DYNAMIC)
-    with pytest.raises(UserError, match=f"has {longest} tokens.* cut rows to {longest - 1} tokens"):
+    with pytest.raises(UserError, match=f"has {longest} tokens.* truncate rows to {longest - 1} tokens"):
         score_dataset(network, rows)
 
 
@@ -214,7 +214,7 @@ def test_an_entropy_that_is_nan_stops_the_scan_and_names_the_examples(dataset):
         ({"labels": [1, 2]}, "'7' has 4 input_ids and 2 labels"),
         ({"labels": [1, 2, 3, 4, 5]}, "'7' has 4 input_ids and 5 labels"),
         ({"input_ids": [], "labels": []}, "'7' has 0 input_ids"),
-        ({"labels": [1, 2, 3, 64]}, "'7' holds token 64, and the model knows 64"),
+        ({"labels": [1, 2, 3, 64]}, "'7' has token 64, but the model knows 64"),
     ],
 )
 def test_a_malformed_row_is_named(change, message):

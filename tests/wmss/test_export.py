@@ -213,7 +213,7 @@ def test_a_training_checkpoint_is_mixed_at_the_weight_that_it_had(export, refuse
     assert f"0.8 on the strong logits, from {words}" in said
     words.write_text('{"strong_weight": 1.0}')
     said = refused(tmp_path / "checkpoint-8", "--output", tmp_path / "other")
-    assert f"By {words} the mixture ended in the strong model; give --strong-weight." in said
+    assert f"According to {words}, the mixture ended in the strong model alone; give --strong-weight." in said
     export(tmp_path / "checkpoint-8", "--output", tmp_path / "other", "--strong-weight", "0.5")
 
 
@@ -328,7 +328,7 @@ def test_a_folder_without_weights_is_an_error(pair, refused, tmp_path):
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("./gone", "is an adapter over a model that is not here"),
+        ("./gone", "is an adapter whose base was not found"),
         (None, "does not name the adapter's model"),
         ("weak", "lora does not fit"),
     ],

@@ -235,7 +235,7 @@ def test_an_optimizer_of_the_caller_must_hold_both_models(plain, tmp_path):
     with pytest.raises(UserError, match=r"lacks \d+ trainable weights .*first: weak\..*optimizer_cls_and_kwargs"):
         make(tmp_path, **models, trainer={"optimizers": (own_optimizer(strong), None)})
     both = {"optimizers": (own_optimizer(strong, weak), None)}
-    with pytest.raises(UserError, match="has rates of its own"):
+    with pytest.raises(UserError, match="sets its own learning rates"):
         make(tmp_path, **models, trainer=both, weak_learning_rate=1e-3)
     close(trained(tmp_path, **models, trainer=both), plain)
 

@@ -42,9 +42,9 @@ def test_the_same_model_twice_is_an_error(tmp_path):
 
 def test_rows_without_a_supervised_token_are_an_error(tmp_path):
     masked = token_rows(4).map(lambda row: {"labels": [-100] * len(row["labels"])})
-    with pytest.raises(UserError, match=r"No token of the 4 training rows is supervised: every label is -100"):
+    with pytest.raises(UserError, match=r"No token of the 4 training examples is supervised: every label is -100"):
         make(tmp_path, data=masked, max_length=None)
-    with pytest.raises(UserError, match=r"No token of the [04] training rows is supervised"):
+    with pytest.raises(UserError, match=r"No token of the [04] training examples is supervised"):
         make(tmp_path, data=masked, max_length=16)
 
 
@@ -65,7 +65,9 @@ LONG = Dataset.from_list([{"input_ids": [3] * 70, "labels": [3] * 70}, *token_ro
 def test_rows_longer_than_the_models_positions_are_an_error(rows, options, tmp_path):
     positions = options.pop("weak_positions", 64)
     weak = tiny_model(seed=2, max_position_embeddings=positions)
-    with pytest.raises(UserError, match=rf"A row has .* share {positions} positions .*set max_length={positions} in"):
+    with pytest.raises(
+        UserError, match=rf"An example has .* have {positions} positions .*set max_length={positions} in"
+    ):
         make(tmp_path, weak_model=weak, trainer=rows, **options)
 
 
@@ -122,7 +124,7 @@ def frozen():
         ("weak_model", frozen, {}, "No weight of the"),
         ("weak_model", lambda: experts(1), {}, "mixture of experts"),
         ("model", lambda: tiny_model(vocab_size=72), {}, "vocabulary rows"),
-        ("model", lambda: tiny_model(seed=3), {"fsdp": True}, "fsdp is set, and no launcher"),
+        ("model", lambda: tiny_model(seed=3), {"fsdp": True}, "fsdp is set, but no launcher"),
     ],
     ids=["frozen", "frozen weak", "experts", "heads", "fsdp"],
 )

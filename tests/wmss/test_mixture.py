@@ -222,7 +222,7 @@ def test_wrong_weights_vocabularies_arguments_and_caches_are_an_error():
         MixtureForCausalLM.from_pair(tiny_model(vocab_size=80), tiny_model())
     mixed = mixture()
     for name in ("inputs_embeds", "output_attentions", "output_hidden_states"):
-        with pytest.raises(UserError, match=f"has no {name} of its own"):
+        with pytest.raises(UserError, match=f"does not support {name}"):
             mixed(prompts(), **{name: torch.ones(1) if name == "inputs_embeds" else True})
     with pytest.raises(UserError, match="got a DynamicCache as past_key_values"):
         mixed(prompts(), past_key_values=DynamicCache())
@@ -235,7 +235,7 @@ def test_a_model_without_an_ordinary_cache_generates_without_one():
     mamba = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=VOCABULARY, **sizes), dtype=torch.float32).eval()
     models = mamba, tiny_model().eval()
     mixed = MixtureForCausalLM.from_pair(*models, strong_weight=WEIGHT)
-    with pytest.raises(UserError, match="does not keep its past in an ordinary cache; pass use_cache=False"):
+    with pytest.raises(UserError, match="does not support a dynamic cache; pass use_cache=False"):
         mixed.generate(prompts(1), max_new_tokens=4)
     got = mixed.generate(prompts(1), max_new_tokens=4, use_cache=False, do_sample=False, eos_token_id=None)
     assert got[0, 7:].tolist() == step_by_step(*models, prompts(1)[0], 4).tolist()

@@ -188,7 +188,7 @@ def test_a_score_file_that_cannot_be_read_is_an_error_naming_it(damage, score_fi
 
 def test_scores_of_an_older_version_are_not_reused(score_file):
     write_scores(score_file, read_scores(score_file), replace(FACTS, version=1))
-    with pytest.raises(UserError, match=r"is of version 1, and this package writes and uses version 2"):
+    with pytest.raises(UserError, match=r"is of version 1, but this package uses version 2"):
         read_facts(score_file)
 
 

@@ -1,7 +1,7 @@
-"""`weakdriven data build`: raw corpora -> verified, decontaminated training sets, and what became of every row.
+"""`weakdriven data build`: make a verified, decontaminated training set from raw corpora, and account for every row.
 
-Three steps: `verify` keeps the rows that pass, `clean` drops those that overlap with a benchmark or repeat another row,
-`distil`, with a teacher, has the completions written. Every step continues after a kill.
+Three steps: `verify` keeps the rows that pass, `clean` drops rows that overlap with a benchmark or repeat another row,
+and `distil` generates completions if there is a teacher. Every step resumes after a kill.
 """
 
 import os
@@ -54,9 +54,9 @@ class Build:
 
 
 def build(settings: BuildSettings, root: Path, progress: Progress | None = None) -> dict[str, Any]:
-    """Make the set in `root`, or continue it; returns the funnel as written to funnel.json."""
+    """Build the set in `root`, or resume a build; return the funnel as written to funnel.json."""
     progress = progress or Progress()
-    items = held_items(settings)  # before any work: one may be missing
+    items = held_items(settings)  # first, because one may be missing
     teacher = open_teacher(settings.teacher, settings.domain, settings.style) if settings.teacher else None
     share = settings.ngram_share
     shares = NGRAM_SHARE if share is None else dict.fromkeys(NGRAM_SHARE, share)
@@ -70,7 +70,7 @@ def build(settings: BuildSettings, root: Path, progress: Progress | None = None)
 
 
 def carry_out(job: Build) -> dict[str, Any]:
-    """The steps that are not done yet; returns the funnel."""
+    """Do the steps that are not done yet; return the funnel."""
     settings, work, teacher = job.settings, job.work, job.teacher
     terms = [teacher.facts, (teacher.settings.samples, teacher.settings.keep)] if teacher else [{}, None]
     key = digest([digest([job.verify_key, job.items, job.shares]), *terms])
@@ -88,14 +88,14 @@ def carry_out(job: Build) -> dict[str, Any]:
         steps["distil"], completions = distil_rows(job, teacher, steps["clean"].kept)
         more = {"rows": completions.kept, "completions": completions.to_json()}
     funnel = report(job, steps) | more
-    funnel_file.unlink(missing_ok=True)  # the key in it says that the result is its own
+    funnel_file.unlink(missing_ok=True)  # its key claims that the result is up to date
     if not funnel["kept"]:
         write_json(funnel_file, funnel)
         dropped = funnel["dropped"] | funnel.get("completions", {}).get("dropped", {})
         reasons = [f"{reason} ({one['rows']})" for reason, one in dropped.items()][:6]
         raise UserError(
-            f"{', '.join(settings.sources)}: none of {funnel['in']} rows is kept; found "
-            f"{', '.join(reasons) or 'no row'}. {funnel_file} names the first rows of each reason."
+            f"{', '.join(settings.sources)}: all {funnel['in']} rows were dropped: "
+            f"{', '.join(reasons) or 'the sources are empty'}. {funnel_file} lists the first rows for each reason."
         )
     os.replace(work / settings.result, result)
     write_json(funnel_file, funnel := funnel | {"key": key})
@@ -130,12 +130,12 @@ def clean_rows(job: Build, total: int) -> Funnel:
 
 
 def distil_rows(job: Build, teacher: OpenTeacher, total: int) -> tuple[Funnel, Funnel]:
-    """Have the teacher complete the problems in `cleaned.jsonl`; returns the counts of problems and of completions."""
+    """Let the teacher complete the problems in `cleaned.jsonl`; return the counts of problems and of completions."""
     settings, begin = job.settings, time.monotonic()
-    job.progress.begin("distil", f"{total} problems, {teacher.settings.samples} tries each at most")
+    job.progress.begin("distil", f"{total} problems, at most {teacher.settings.samples} samples each")
     examples = (Example(**row) for row in read_jsonl(job.work / CLEANED))
     judge = Judge(partial(as_learned, settings), verifier(settings.checks), verify_facts(settings, sources=False))
-    # completions stay good for the same prompts, whatever else has changed
+    # completions stay valid for the same prompts, whatever else has changed
     folder = job.root / ROLLOUTS / digest(teacher.facts)[:12]
     counts = Funnel(), Funnel()
     rows = distil(examples, teacher, judge, folder, total=total, counts=counts, progress=job.progress)
@@ -145,7 +145,7 @@ def distil_rows(job: Build, teacher: OpenTeacher, total: int) -> tuple[Funnel, F
 
 
 def held_items(settings: BuildSettings) -> Items:
-    """The questions of the benchmarks, by domain; those of test sets of the user are of the domain of the rows."""
+    """Load the benchmarks' questions by domain; test sets of the user have the domain of the rows."""
     items: Items = {}
     missing: dict[str, UserError] = {}
     for entry in settings.benchmarks:
@@ -160,13 +160,13 @@ def held_items(settings: BuildSettings) -> Items:
         here = ",".join(name for name in map(name_of, settings.benchmarks) if name not in missing) or "none"
         raise UserError(
             f"Rows are compared with {', '.join(missing)}, which cannot be read (first: "
-            f"{next(iter(missing.values()))}) Put their files into --data-dir, or go without them: --benchmarks {here}."
+            f"{next(iter(missing.values()))}) Put their files into --data-dir, or omit them with --benchmarks {here}."
         )
     return items
 
 
 def report(job: Build, steps: dict[str, Funnel]) -> dict[str, Any]:
-    """funnel.json: the whole, then each step."""
+    """Make the content of funnel.json: the totals, then each step."""
     settings, teacher = job.settings, None
     if used := settings.teacher:
         facts = {"model", "samples", "keep", "temperature", "top_p", "max_new_tokens", "max_prompt_tokens"}

@@ -1,7 +1,7 @@
-"""Completions from a teacher for problems whose answers are known: written, verified, several kept of each.
+"""Generate completions with a teacher for problems with known answers: sample, verify, and keep several of each.
 
-Logic sets get their reasoning this way, and so does any set of questions and answers without solutions. The teacher may
-be the model that is trained later (self-distillation).
+This adds reasoning to logic sets, and to any set of questions and answers without solutions. The teacher may be the
+model that is trained later (self-distillation).
 """
 
 import os
@@ -31,10 +31,10 @@ from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import digest
 
 BLOCK = 4096
-"""Problems that are sampled together: enough to fill a GPU's batches; memory holds their completions."""
+"""Problems sampled together: enough to fill a GPU's batches, and few enough to hold their completions in memory."""
 API_KEY = "OPENAI_API_KEY"
 UNIT_TESTS = "unit_tests"
-"""Key in a problem's meta for what the grader of programs takes."""
+"""Key in a problem's meta for the tests of a program."""
 
 
 class OpenTeacher(NamedTuple):
@@ -43,16 +43,16 @@ class OpenTeacher(NamedTuple):
     settings: TeacherSettings
     style: str
     prompt: Callable[[Example], tuple[Any, Any]]
-    """What the engine gets of a problem, and the same as text."""
+    """Returns the engine's input for a problem, and the same as text."""
     start: Callable[[Path], AbstractContextManager[Engine]]
-    """Takes the file for a server's log."""
+    """Takes the path of a server's log."""
     sampling: Sampling
     facts: dict[str, Any]
     """What decides its completions besides the problems."""
 
 
 def open_teacher(teacher: TeacherSettings, domain: str, style: str) -> OpenTeacher:
-    """Check that the teacher can generate; its weights are loaded when the first completion is needed."""
+    """Check that the teacher can generate; its weights are loaded only for the first completion."""
     from weakdriven.eval.engines import check_engine, find_renderer, open_engine
     from weakdriven.models.folder import open_model
     from weakdriven.models.load import fingerprint, positions
@@ -75,10 +75,10 @@ def open_teacher(teacher: TeacherSettings, domain: str, style: str) -> OpenTeach
     room = positions(branch.model, trust_remote_code=teacher.trust_remote_code)
     if room is not None and longest > room:
         raise UserError(
-            f"max_prompt_tokens={teacher.max_prompt_tokens} and max_new_tokens={teacher.max_new_tokens} are {longest} "
-            f"tokens together, and {teacher.model} has {room} positions; lower one of them."
+            f"max_prompt_tokens={teacher.max_prompt_tokens} and max_new_tokens={teacher.max_new_tokens} need {longest} "
+            f"positions, but {teacher.model} has {room}; lower one of them."
         )
-    shown = renderer.prompt([{"role": "user", "content": "?"}], domain)  # another template asks something else
+    shown = renderer.prompt([{"role": "user", "content": "?"}], domain)  # the template is part of the request
     facts |= {"model": digest([fingerprint(branch.folder), fingerprint(branch.model)]), "prompt": shown}
     facts |= teacher.model_dump(include={"precision", "attention", "engine"})
     return OpenTeacher(
@@ -101,13 +101,13 @@ class Judge:
     """Decides whether completions are right."""
 
     form: Callable[[Example], Example | Fault]
-    """Gives a row as it is to be learned, or what is wrong with its form."""
+    """Returns a row in the form to be trained on, or the fault of its form."""
     verify: Verify
     terms: Any = None
-    """What decides besides the problem; a completion that was judged on other terms is judged again."""
+    """What decides besides the problem; completions judged on other terms are judged again."""
 
     def faults(self, problems: Mapping[str, Example], rows: list[Row], *, style: str) -> list[Fault | None]:
-        """The fault of each completion: cut off, in a wrong form, or wrong."""
+        """Return the fault of each completion: cut off, wrong form, or wrong answer."""
         found: list[Fault | None] = [None] * len(rows)
         candidates: dict[int, Candidate] = {}
         for place, row in enumerate(rows):
@@ -136,11 +136,11 @@ def distil(
     counts: tuple[Funnel, Funnel],
     progress: Progress,
 ) -> Iterator[Example]:
-    """The problems with completions that are right, in their order.
+    """Yield the problems with right completions, in order.
 
     Args:
-        counts: Of the problems and of the completions written for them; complete once this is exhausted.
-        folder: Keeps all that was written and how it was judged, in a folder for each block of problems.
+        counts: Counts of the problems and of their completions; final once the iterator is exhausted.
+        folder: Keeps all completions and verdicts, in a folder for each block of problems.
         total: Number of problems.
     """
     engines, examples, settings = Engines(), iter(examples), teacher.settings
@@ -168,9 +168,9 @@ def sample_until_kept(
     counts: tuple[Funnel, Funnel],
     on_done: Callable[[int], None],
 ) -> dict[str, list[Rollout]]:
-    """Up to `keep` right and different rollouts of each problem; problems that lack some are sampled again.
+    """Collect up to `keep` right and different rollouts of each problem; sample again for problems that lack some.
 
-    `on_done` receives how many of all possible samples are written, or not needed any more.
+    `on_done` receives how many of all possible samples are written or no longer needed.
     """
     settings, (of_problems, of_completions) = teacher.settings, counts
     prompts = {problem.id: teacher.prompt(problem) for problem in problems}
@@ -200,17 +200,17 @@ def sample_until_kept(
         else:
             reasons = Counter(rollout.fault.reason for rollout in rollouts_of if rollout.fault)
             detail = ", ".join(f"{reason} {times}" for reason, times in reasons.most_common())
-            of_problems.drop("no right completion", id, f"{len(rollouts_of)} tries: {detail}")
+            of_problems.drop("no right completion", id, f"{len(rollouts_of)} samples: {detail}")
     return found
 
 
 def is_right_and_new(rollout: Rollout, found: list[Rollout], funnel: Funnel, style: str) -> bool:
-    """Whether a rollout is right and differs from those found; the funnel counts it."""
+    """Return whether a rollout is right and differs from those found; count it in the funnel."""
     row, fault = rollout
-    # by letters and digits: two completions that differ only in spaces or punctuation are one
+    # compare letters and digits: completions that differ only in spaces or punctuation are the same
     own, *others = (text_fingerprint(written(one.row, style)).exact for one in (rollout, *found))
     if fault is None and own in others:
-        fault = Fault("repeated", f"sample {found[others.index(own)].row['sample']} is the same")
+        fault = Fault("repeated", f"same as sample {found[others.index(own)].row['sample']}")
     if fault is not None:
         funnel.drop(fault.reason, f"{row['id']}#s{row['sample']}", fault.detail)
         return False
@@ -219,15 +219,15 @@ def is_right_and_new(rollout: Rollout, found: list[Rollout], funnel: Funnel, sty
 
 
 def written(row: Row, style: str) -> str:
-    """A completion as one text; some servers give the reasoning in a field of its own."""
+    """Return a completion as one text; some servers return the reasoning in a separate field."""
     return with_reasoning(row.get("reasoning", ""), row["text"].strip(), style)
 
 
 def completed(problem: Example, found: list[Rollout], teacher: OpenTeacher, judge: Judge) -> Iterator[Example]:
-    """The problem with each of its completions."""
+    """Yield the problem with each of its completions."""
     for row, _ in found:
         learned = judge.form(replace(problem, completion=written(row, teacher.style)))
-        assert isinstance(learned, Example)  # it has been judged
+        assert isinstance(learned, Example)  # the judge accepted its form
         id = problem.id if teacher.settings.keep == 1 else f"{problem.id}#s{row['sample']}"
         meta = {name: value for name, value in problem.meta.items() if name != UNIT_TESTS}
         yield replace(learned, id=id, meta=meta | {"teacher": teacher.settings.model, "sample": row["sample"]})

@@ -1,7 +1,7 @@
-"""Which rows of a file overlap with held-out items: found block by block in several processes, and kept on disk.
+"""Find the rows of a file that overlap with held-out items, block by block in several processes.
 
-A block's file says which of its rows are removed. A killed build resumes with the blocks that have none. The processes
-share nothing but the folder: each takes every n-th block.
+A file per block lists its removed rows; a killed build resumes with the blocks that have no file. The processes share
+nothing but the folder: each takes every n-th block.
 """
 
 import json
@@ -21,7 +21,7 @@ from weakdriven.runs.machine import cores
 
 BLOCK = 2048
 VERSION = 2
-"""Raised when other overlaps are found, so that those on disk do not count."""
+"""Raised when the definition of overlap changes, so that results on disk become invalid."""
 ITEMS, PART = "items.json", "{:06d}.json"
 PROCESS = "import sys; from weakdriven.build.overlaps import compare; compare(*sys.argv[1:])"
 
@@ -36,13 +36,13 @@ def find_overlaps(
     workers: int | None = None,
     on_rows: Callable[[int], None] = lambda done: None,
 ) -> Iterator[Overlap | None]:
-    """The worst overlap of every row, in their order.
+    """Yield the strongest overlap of every row, in order.
 
     Args:
-        rows: A JSONL file of `total` examples that is not going to change.
+        rows: A JSONL file of `total` examples that must not change.
         items: Held-out items by domain.
         shares: See `weakdriven.data.overlap.decontaminate.NGRAM_SHARE`.
-        work: A folder for what is found; what was found for other rows or items is removed from it.
+        work: Folder for results; results for other rows or items are removed from it.
     """
     file = rows.stat()
     folder = work / digest([VERSION, items, shares, file.st_size, file.st_mtime_ns])[:16]
@@ -64,7 +64,7 @@ def find_overlaps(
 
 
 def compare_in_processes(rows: Path, folder: Path, workers: int, tell: Callable[[], None]) -> None:
-    """Fresh interpreters instead of `multiprocessing`: scripts without a main guard may build sets, too."""
+    """Start fresh interpreters and not `multiprocessing`, which would need a main guard in the user's script."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", PROCESS, str(rows), str(folder)]
     processes = [
@@ -91,9 +91,9 @@ def compare(
     parent: str = "",
     on_rows: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Write the missing files of every `step`-th block from `first` on; end when the parent is gone.
+    """Write the missing files of every `step`-th block from `first` on; stop when the parent is gone.
 
-    All arguments are text, because processes are started with them.
+    All arguments are strings, because they are passed to a process.
     """
     given = read_json(Path(folder) / ITEMS)
     held = index_items({domain: [HeldItem(*item) for item in some] for domain, some in given["items"].items()})

@@ -1,7 +1,7 @@
-"""Read the rows of the sources and keep those that are verified, block by block.
+"""Read the rows of the sources and keep the verified ones, block by block.
 
-A block's verdicts are on disk before the next block is read, so a killed build continues where it was, and memory holds
-one block.
+A block's verdicts are on disk before the next block is read, so a killed build resumes there, and only one block is in
+memory.
 """
 
 import os
@@ -34,27 +34,27 @@ from weakdriven.runs.directory import Progress
 from weakdriven.runs.files import append_jsonl, batches, digest, read_json, sync, write_json
 
 VERSION = 1
-"""Raised when the same rows give another set, so that finished builds know."""
+"""Raised when the same rows give another set, so that finished builds are redone."""
 KEPT, STATE = "kept.jsonl", "verify.json"
 
 
 def verify_rows(settings: BuildSettings, key: str, work: Path, progress: Progress) -> Funnel:
-    """Append the rows that pass to `kept.jsonl`; `verify.json` says how far the sources and that file are done."""
+    """Append the rows that pass to `kept.jsonl`; `verify.json` records the progress in the sources and in that file."""
     state = read_json(work / STATE) if (work / STATE).exists() else {}
     kept = work / KEPT
     if not kept.exists():
         kept.touch()
     if state.get("key") != key or kept.stat().st_size < state["bytes"]:
         state = {"key": key, "rows": [0] * len(settings.sources), "bytes": 0, "whole": False, **Funnel().to_json()}
-        write_json(work / STATE, state)  # before the rows of other settings go
+        write_json(work / STATE, state)  # before rows of other settings are removed
     funnel = Funnel.from_json(state)
-    if kept.stat().st_size > state["bytes"]:  # what a killed build wrote after its last save
+    if kept.stat().st_size > state["bytes"]:  # written by a killed build after its last save
         os.truncate(kept, state["bytes"])
     if state["whole"]:
         progress.skip("verify")
         return funnel
     begin = time.monotonic()
-    progress.begin("verify", f"{funnel.seen} rows are done" if funnel.seen else "not run yet")
+    progress.begin("verify", f"resume after {funnel.seen} rows" if funnel.seen else "not run yet")
     verify = verifier(settings.checks) if settings.uses_completions else problem_checker(settings.checks)
     total = sum(cheap_count(path, settings.split) or 0 for path in settings.sources)
     for place, path in enumerate(settings.sources):
@@ -71,14 +71,14 @@ def verify_rows(settings: BuildSettings, key: str, work: Path, progress: Progres
             progress.update(funnel.seen, max(total, funnel.seen), kept=funnel.kept)
     if digest(verify_facts(settings)) != key:
         (work / STATE).unlink()
-        raise UserError("A source has changed while it was read; run the same command again.")
+        raise UserError("A source changed while it was read; run the same command again.")
     write_json(work / STATE, state | {"whole": True})
     progress.end("verify", time.monotonic() - begin)
     return funnel
 
 
 def verify_facts(settings: BuildSettings, *, sources: bool = True) -> dict[str, Any]:
-    """What decides which rows pass; its digest is the key of the work that survives a kill."""
+    """Return what decides which rows pass; its digest is the key of the work that survives a kill."""
     facts = {name: getattr(settings, name) for name in ("domain", "split", "style", "max_characters", "limit")}
     facts["given"] = settings.uses_completions
     if settings.renderer:
@@ -96,18 +96,18 @@ def read_rows(settings: BuildSettings, path: str, start: int) -> Iterator[Row | 
 
 
 def describe_layout(settings: BuildSettings, path: str) -> str:
-    """The layout of the first readable row; each row is read by its own layout."""
+    """Describe the layout of the first readable row; each row is read in its own layout."""
     row = next((row for row in read_rows(settings, path, 0) if isinstance(row, dict)), {})
     if settings.domain == "logic" and ("text" in row or "answers" in row):
         return "layout LogiQA 2.0" if "text" in row else "layout ReClor"
     name = layout_name(row)
-    return f"layout {name}" if name else f"no known layout (fields {', '.join(row) or 'none'})"
+    return f"layout {name}" if name else f"unknown layout (fields {', '.join(row) or 'none'})"
 
 
 def verify_block(
     settings: BuildSettings, path: str, first: int, rows: list[Row | UserError], verify: Verify
 ) -> tuple[list[Example], Funnel]:
-    """The rows of a block that pass, and the counts of all; `first` is the number of its first row, from 1."""
+    """Return the rows of a block that pass, and the counts of all; `first` is the number of its first row, from 1."""
     funnel, candidates, passed = Funnel(), list[Candidate](), list[Example]()
     for number, row in enumerate(rows, start=first):
         found = candidate_or_fault(settings, row, number, path)
@@ -126,7 +126,7 @@ def verify_block(
 
 
 def candidate_or_fault(settings: BuildSettings, row: Row | UserError, number: int, path: str) -> Candidate | Fault:
-    """All that can be said of a row without a verifier."""
+    """Check a row without a verifier."""
     if isinstance(row, UserError):
         return Fault("malformed row", str(row))
     candidate = read_candidate(settings.domain, row, number, path)
@@ -141,7 +141,7 @@ def candidate_or_fault(settings: BuildSettings, row: Row | UserError, number: in
 
 
 def as_learned(settings: BuildSettings, example: Example) -> Example | Fault:
-    """A row in the style of the set, or what is wrong with its form or its length."""
+    """Return a row in the style of the set, or the fault of its form or length."""
     if fault := form_fault(example, settings.style):
         return fault
     prompt = [
@@ -157,6 +157,6 @@ def as_learned(settings: BuildSettings, example: Example) -> Example | Fault:
         return example
     try:
         tokens = len(tokenize(example, settings.renderer)["input_ids"])
-    except UserError as error:  # the chat template refuses such a conversation
+    except UserError as error:  # the chat template rejects such a conversation
         return Fault("malformed row", str(error))
     return Fault("too long", f"{tokens} tokens") if tokens > settings.max_tokens else example

@@ -27,6 +27,8 @@ def default_command(name: str) -> type[TyperGroup]:
     """Return a group with a default command: `select RECIPE` is short for `select draw RECIPE`."""
 
     class Group(TyperGroup):
+        default = name
+
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             named = not args or args[0] in (*self.commands, *ctx.help_option_names)
             return super().parse_args(ctx, args if named else [name, *args])

@@ -73,6 +73,8 @@ def settings_command(model: type[Settings]) -> type[TyperCommand]:
     """Return a command class whose --help also lists the settings that are not options."""
 
     class Command(TyperCommand):
+        settings = model
+
         def format_help(self, ctx: Any, formatter: Any) -> None:
             super().format_help(ctx, formatter)
             options = {parameter.name for parameter in self.params}

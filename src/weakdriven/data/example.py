@@ -11,9 +11,9 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt with the completion to learn and, if known, the answer that a grader accepts.
+    """A prompt with the completion to train on and, if known, the answer that a grader accepts.
 
-    An example without a prompt is plain text: all of it is learned, and no chat template is used.
+    An example without a prompt is plain text: all of it is supervised, and no chat template is used.
     """
 
     id: str
@@ -21,19 +21,19 @@ class Example:
     completion: str
     gold: str | None = None
     domain: str = ""
-    """math, code or logic: chooses the system prompt; empty: the domain of the whole set."""
+    """math, code or logic: chooses the system prompt. Empty: the domain of the whole set."""
     source: str = ""
-    """The source that the row names."""
+    """Source named by the row."""
     meta: dict[str, Any] = field(default_factory=dict)
     all_turns: bool = False
     """Whether the assistant's turns in the prompt are supervised too."""
 
     def as_row(self) -> dict[str, Any]:
-        """Plain values, for JSON; `Example(**row)` is the inverse."""
+        """Return plain values for JSON; `Example(**row)` is the inverse."""
         return dict(vars(self))
 
     def replies(self) -> list[str]:
-        """All texts to learn, in order."""
+        """Return all texts to train on, in order."""
         said = [turn["content"] for turn in self.prompt if turn["role"] == "assistant"] if self.all_turns else []
         return [*said, self.completion]
 
@@ -43,4 +43,4 @@ def refuse_broken_text(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{where}: the text holds half a surrogate pair, which is not valid Unicode.") from None
+        raise UserError(f"{where}: the text contains half a surrogate pair, which is not valid Unicode.") from None

@@ -1,10 +1,10 @@
-"""Counts of the rows on their way into a training set: seen, kept, or dropped for which reason."""
+"""Count rows on their way into a training set: seen, kept, or dropped by reason."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 EXAMPLES = 5
-"""Dropped rows that are listed for each reason."""
+"""Dropped rows listed per reason."""
 LONGEST_DETAIL = 200
 
 
@@ -22,7 +22,7 @@ class Funnel:
     kept: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     first: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    """The first few rows of each reason."""
+    """First few rows of each reason."""
 
     @property
     def seen(self) -> int:
@@ -47,7 +47,7 @@ class Funnel:
             self.first[reason] = [*self.first.get(reason, []), *other.first.get(reason, [])][:EXAMPLES]
 
     def then(self, after: "Funnel") -> "Funnel":
-        """Both steps as one; `after` saw the rows that this one kept."""
+        """Join both steps into one; `after` saw the rows that this step kept."""
         both = Funnel()
         both.merge(self)
         both.merge(after)
@@ -55,7 +55,7 @@ class Funnel:
         return both
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, the most frequent reason first."""
+        """Return plain values, the most frequent reason first."""
         reasons = sorted(self.dropped, key=lambda reason: (-self.dropped[reason], reason))
         dropped = {reason: {"rows": self.dropped[reason], "first": self.first.get(reason, [])} for reason in reasons}
         return {"in": self.seen, "kept": self.kept, "dropped": dropped}

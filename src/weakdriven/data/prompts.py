@@ -22,7 +22,7 @@ SHIPPED_TEMPLATES = {
     "gemma": ("<start_of_turn>", "<end_of_turn>"),
     PLAIN_TEMPLATE: (),
 }
-"""Template name to the special tokens it writes, next to the tokenizer's own begin and end of text."""
+"""By template: the special tokens that it writes besides the tokenizer's begin and end of text."""
 _TAGGED = (
     "Think about the problem first, then answer. Write your reasoning between <think> and </think>, "
     "then the result between <answer> and </answer>. "
@@ -40,7 +40,7 @@ _SENTINEL = "weakdriven completion goes here"
 
 
 def with_system_prompt(messages: list[Message], domain: str, style: str, own: str | None = None) -> list[Message]:
-    """The messages with the user's own system prompt, or that of the domain and style, unless they have one."""
+    """Add the user's own system prompt, or the one of domain and style, unless the messages have one."""
     system = own or SYSTEM_PROMPTS.get((domain, style))
     if system and messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
@@ -48,7 +48,7 @@ def with_system_prompt(messages: list[Message], domain: str, style: str, own: st
 
 
 def with_request(question: str, domain: str, style: str) -> str:
-    """A benchmark's question; in style plain, how its answer has to end follows, which no system prompt says then."""
+    """Return a benchmark's question; in style plain, no system prompt asks for a form of answer, so add that."""
     return f"{question}\n\n{SYSTEM_PROMPTS[domain, 'tag-free']}" if style == "plain" else question
 
 
@@ -63,14 +63,14 @@ class Renderer:
     """The user's own, for messages that have none."""
 
     def prompt(self, messages: list[Message], domain: str = "") -> str:
-        """Text up to where the model's reply starts; the row's own system prompt and domain are kept."""
+        """Render the text up to the start of the model's reply, with the row's own system prompt and domain."""
         from jinja2 import TemplateError
 
         try:
             return self._render(messages, domain or self.domain)
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
-            raise UserError(f"The chat template refuses a conversation of {roles}: {error}") from error
+            raise UserError(f"The chat template rejects a conversation of {roles}: {error}") from error
 
     def _render(self, messages: list[Message], domain: str) -> str:
         messages = with_system_prompt(messages, domain, self.style, self.system_prompt)
@@ -80,8 +80,8 @@ class Renderer:
     def end_of_turn(self) -> str:
         """The text that ends a reply: the template's, up to its first special token, or else the EOS token.
 
-        The reply itself is never passed through the template, because some templates rewrite it (Qwen3 moves
-        thinking blocks) and a model must be trained on the text that it has to generate.
+        The reply itself is never rendered by the template, because some templates rewrite replies (Qwen3's moves
+        thinking blocks), and a model must be trained on the text that it has to generate.
         """
         if not (end := self._end_in_template) and self.tokenizer.eos_token is None:
             raise UserError("Neither the chat template nor the tokenizer has a token that ends a reply.")
@@ -89,7 +89,7 @@ class Renderer:
 
     @cached_property
     def beginning(self) -> str:
-        """The token that the tokenizer puts before a text, if it does."""
+        """The token that the tokenizer adds before a text, if any."""
         first, bos = self.tokenizer("x")["input_ids"][0], self.tokenizer.bos_token_id  # pyright: ignore
         return str(self.tokenizer.bos_token) if bos is not None and first == bos else ""
 
@@ -103,25 +103,25 @@ class Renderer:
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SENTINEL}]
         _, found, after = str(self.tokenizer.apply_chat_template(turns, tokenize=False)).partition(_SENTINEL)
         if not found:
-            raise UserError("The chat template leaves out the assistant's reply, so there is nothing to learn from.")
+            raise UserError("The chat template omits the assistant's reply, so there is nothing to train on.")
         special = [*special_tokens(self.tokenizer), *self.tokenizer.all_special_tokens]
         ends = [after.find(token) + len(token) for token in special if token in after]
         return after[: min(ends)] if ends else ""
 
     @cached_property
     def warning(self) -> str:
-        """A warning if replies do not end as they should with this template; else empty."""
+        """A warning if replies do not end properly with this template; else empty."""
         end, ids = self.end_of_turn, self.tokenizer("x" + self.end_of_turn, add_special_tokens=False)["input_ids"]
         if not self._end_in_template:
             return (
-                "The chat template writes no special token after a reply, so the model learns to end replies with "
-                f"{end!r}, which the template never shows it, and of a conversation only the last reply can be "
-                "learned; use a template that writes one after each reply."
+                "The chat template writes no special token after a reply. So the model learns to end replies with "
+                f"{end!r}, which the template never shows it, and only the last reply of a conversation can be "
+                "supervised; use a template that writes a special token after each reply."
             )
         if ids[-1] not in self.stop_ids:
             return (
-                f"The end of a reply, {end!r}, is not a separate token after a text, so the model cannot learn when to "
-                "stop; use the tokenizer that belongs to the chat template."
+                f"The end of a reply, {end!r}, is not tokenized separately from the text before it, so the model "
+                "cannot learn to stop; use the tokenizer that belongs to the chat template."
             )
         return ""
 
@@ -150,12 +150,12 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
 def give_chat_template(
     tokenizer: "PreTrainedTokenizerBase", template: str | None, model: str, *, setting: str = "chat_template"
 ) -> None:
-    """Set the chat template (a file or a shipped name); a tokenizer that has none gets `plain`."""
+    """Set the chat template (a file or a shipped name); a tokenizer without a template gets `plain`."""
     if template is None and not tokenizer.chat_template:
         template = PLAIN_TEMPLATE
         report_plain_template(model, setting)
     if template in SHIPPED_TEMPLATES:
-        # a mark that is no special token would be split, and its last piece would end every reply
+        # a marker that is not a special token would be split, and its last piece would end every reply
         if missing := [mark for mark in SHIPPED_TEMPLATES[template] if mark not in special_tokens(tokenizer)]:
             raise UserError(
                 f"{setting}: {template} writes {' and '.join(missing)}, which the tokenizer of {model} does not have "

@@ -1,6 +1,6 @@
-"""The user message of a problem: the same wording in training data and evaluation.
+"""The user message of a problem, worded alike in training data and evaluation.
 
-How an answer has to end is in the system prompt (`prompts.py`).
+The system prompt (`prompts.py`) says how an answer must end.
 """
 
 import ast
@@ -18,19 +18,19 @@ ASK_STDIN = "Read the input from stdin and write the answer to stdout. Do not ru
 
 
 def lettered(options: Sequence[str]) -> str:
-    """Options on lines of their own: `(A) red`."""
+    """List options on separate lines: `(A) red`."""
     return "\n".join(f"({letter}) {option.strip()}" for letter, option in zip(LETTERS, options, strict=False))
 
 
 def math_question(question: str, options: Sequence[str] | None = None) -> str:
-    """The question, perhaps with lettered options and the request for a letter."""
+    """Return the question, if there are options with lettered options and the request for a letter."""
     if not options:
         return question.strip()
     return f"{question.strip()}\n\n{lettered(options)}\n\n{ASK_LETTER}"
 
 
 def logic_question(context: str, question: str, options: Sequence[str]) -> str:
-    """Context, question and lettered options, with empty lines between them."""
+    """Join context, question and lettered options with empty lines between them."""
     return "\n\n".join(filter(None, [context.strip(), question.strip(), lettered(options)]))
 
 
@@ -52,14 +52,14 @@ def code_question(prompt: str, entry_point: str, test: str = "") -> str:
 
 
 def contest_question(statement: str, starter_code: str = "") -> str:
-    """A contest problem in the form of LiveCodeBench's authors: starter code to fill in, or a program on stdin."""
+    """Ask a contest problem as LiveCodeBench's authors do: with starter code, or for a program that reads stdin."""
     if starter_code.strip():
         return f"{statement.strip()}\n\n{ASK_STARTER}\n\n```python\n{starter_code.strip()}\n```"
     return f"{statement.strip()}\n\n{ASK_STDIN}"
 
 
 def user_message(row: Mapping[str, Any], domain: str) -> str:
-    """The user message of a row in our fields, for benchmarks and training rows alike.
+    """Write the user message of a row in our fields, for benchmarks and training rows alike.
 
     Args:
         row: `prompt` with `entry_point`, perhaps `test` or `instruct_prompt`; or `question`, perhaps with `context`,
@@ -80,15 +80,15 @@ def user_message(row: Mapping[str, Any], domain: str) -> str:
 
 
 def bare(asked: str) -> str:
-    """A problem without what is added here (requests, code fences) and without lettered options.
+    """Remove what we add to a problem (requests, code fences) and lettered options.
 
-    Problems are compared in this form (`overlap/`), because the wording we add is no overlap.
+    Overlap is searched in this form (`overlap/`), because our own words are no overlap.
     """
     return split_options(asked)[0]
 
 
 def split_options(asked: str) -> tuple[str, list[str]]:
-    """A bare problem and its options.
+    """Split a problem into its bare text and its options.
 
     Lines that start with `A) `, `A. ` or `A: ` count as options only if A and B follow each other.
 
@@ -120,7 +120,7 @@ _LETTERED = re.compile(rf"\s*\(?([{LETTERS}])(?:\)|[.:]\s)")
 
 
 def split_docstring(prompt: str) -> tuple[str, str]:
-    '''The text of a docstring and the asserts below it.
+    '''Split a docstring into its text and the asserts below it.
 
     >>> split_docstring('"""\\nWrite a function that doubles.\\nassert double(2) == 4\\n"""\\n')
     ('Write a function that doubles.', 'assert double(2) == 4')

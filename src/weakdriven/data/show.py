@@ -1,4 +1,4 @@
-"""`weakdriven data show`: a source's layout, some rows with their supervised tokens, and what would be left out."""
+"""`weakdriven data show`: print a source's layout, some rows with supervised tokens, and what would be dropped."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -16,12 +16,12 @@ from weakdriven.data.tokenize import IGNORE, tokenize
 from weakdriven.errors import UserError
 
 LOOKED_AT = 1000
-"""Rows that are tokenised to count how many would be cut or left out; of the others only those that may be errors."""
+"""Rows that are tokenized to count truncated and dropped ones; of the others only those that may be errors."""
 LONGEST = 1500
-"""Characters of one piece of text that are shown."""
+"""Maximum of characters shown of one piece of text."""
 STYLES = {"prompt": "", "learned": "bold black on green", "cut": "strike dim"}
 MARKS = {"prompt": ("", ""), "learned": ("[[", "]]"), "cut": ("{{", "}}")}
-"""Used in place of colours without a colour terminal."""
+"""Used instead of colours if the terminal has none."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Look:
     fate: str
     """What happens to the row; empty if all of its replies are learned."""
     stops: bool = False
-    """Whether the row is an error."""
+    """Whether the row would stop training."""
 
 
 def look(
@@ -47,11 +47,11 @@ def look(
     positions: int | None = None,
     dropped: Collection[str] = (),
 ) -> Look:
-    """Tokenise one example whole and mark what fits.
+    """Tokenize one example without truncation and mark what fits.
 
     Args:
-        positions: Those of the model, if it limits them.
-        dropped: Which of long_prompts and empty_completions are left out and no error.
+        positions: Maximum positions of the model, if it has any.
+        dropped: Which of long_prompts and empty_completions are dropped and not an error.
     """
     row = tokenize(example, renderer)
     kinds = ["prompt" if label == IGNORE else "learned" for label in row["labels"]]
@@ -66,12 +66,12 @@ def look(
         what = "no completion" if blank else f"the prompt fills max_length={max_length}"
         setting = "empty_completions" if blank else "long_prompts"
         stops = setting not in dropped
-        fate = f"{what}: an error, or left out with data.{setting}=drop" if stops else f"{what}: left out"
+        fate = f"{what}: an error, or dropped with data.{setting}=drop" if stops else f"{what}: dropped"
     elif positions is not None and min(len(kinds), max_length) > positions:
         fate = f"longer than the model's {positions:,} positions: an error; lower max_length to cut it"
         stops = True
     elif len(kinds) > max_length:
-        fate = f"longer than max_length={max_length}: cut on the right, so its end is not learned"
+        fate = f"longer than max_length={max_length}: truncated on the right, so its end is not learned"
     elif row["unlearned"]:
         fate = "some replies before the last are not learned: the chat template rewrites earlier replies"
     else:
@@ -80,7 +80,7 @@ def look(
 
 
 def may_stop(example: Example, renderer: Renderer, max_length: int, positions: int | None) -> bool:
-    """Whether tokens have to be counted to know that a row is no error: a text has at most a token for each byte."""
+    """Return whether a row may stop training; bytes are an upper bound of tokens, so most rows need no tokenizing."""
     if not example.completion.strip():
         return True
     prompt = len(renderer.prompt(example.prompt, example.domain).encode()) if example.prompt else 0
@@ -99,9 +99,9 @@ def print_source(
     positions: int | None = None,
     dropped: Collection[str] = (),
 ) -> bool:
-    """Print the layout, the `count` of rows if known, some rows with the learned text in colour, and what is cut.
+    """Print the layout, the `count` of rows if known, some rows with learned text in colour, and what is cut.
 
-    Returns whether training could read all rows.
+    Return whether training could read all rows.
     """
     many = "" if count is None else f", {count:,} rows"
     _say(console, f"{source.path}: layout {source.layout.name} (fields {', '.join(source.layout.fields)}){many}")
@@ -128,7 +128,7 @@ def print_source(
     for fate, number in {"learned whole": fates.pop("", 0), **fates}.items():
         _say(console, f"  {number:,} {fate}")
     reasons += [share.fault(), *(f"{number:,} of all rows: {fate}" for fate, number in (+errors).items())]
-    reasons += [] if learned else ["nothing is left to learn from"]
+    reasons += [] if learned else ["nothing is left to train on"]
     stopped = list(filter(None, reasons))
     for reason in stopped:
         _say(console, f"Training would stop: {reason}", "red")
@@ -155,7 +155,7 @@ def _say(console: Console, text: str, style: str = "") -> None:
 
 
 def _readable(text: str) -> str:
-    """Shortened and printable."""
+    """Shorten a text and make it printable."""
     if (more := len(text) - LONGEST) > 0:
         half = LONGEST // 2
         text = f"{text[:half]} … {more:,} characters … {text[-half:]}"
@@ -163,5 +163,5 @@ def _readable(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without control characters, which would steer a terminal."""
+    """Remove control characters, which would control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,4 +1,4 @@
-"""The form of completions in each style, so that a model learns one way to end its answers."""
+"""The form of completions in each style, so that a model learns a single way to end its answers."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _TAGGED = re.compile(r"\s*<think>(?P<thought>.*)</think>\s*<answer>(?P<answer>.*
 _LETTER = re.compile(r"[Aa]nswer is:?\s*\**\(?[A-J]\b")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _MARKER = r"""</?(?:think|answer)(?:[ \t]+[\w:-]+[ \t]*=[ \t]*(?:"[^"\n]*"|'[^'\n]*'|[^\s"'<>=]+))*[ \t]*/?>"""
-# A line that opens a block with a language ends one that was left open: such a block is not code.
+# A line that opens a block with a language ends an unclosed block before it: that block is not code.
 _CODE = rf"""
     (?:^|(?<=>))[ \t]*(?P<fence>`{{3,}})[^`\n]*\n
     (?:(?![ \t]*```+[ \t]*\w)[^\n]*\n)*?
@@ -22,12 +22,12 @@ _CODE_OR_MARKER = re.compile(rf"(?P<code>{_CODE})|(?P<marker>{_MARKER})", re.M |
 
 
 def in_style(completion: str, style: str) -> str:
-    """The completion to learn: without markers in style tag-free, else unchanged."""
+    """Return the completion to train on: without markers in style tag-free, else unchanged."""
     return strip_tags(completion) if style == "tag-free" else completion
 
 
 def with_reasoning(reasoning: str, answer: str, style: str) -> str:
-    """Join reasoning and answer that came separately, with the markers of the style.
+    """Join reasoning and answer from separate fields, with the markers of the style.
 
     >>> with_reasoning("1+1 is 2", "2", "tagged")
     '<think>1+1 is 2</think>\\n<answer>2</answer>'
@@ -42,10 +42,10 @@ def with_reasoning(reasoning: str, answer: str, style: str) -> str:
 
 
 def structure_fault(completion: str, style: str) -> str | None:
-    """What is wrong with the form of a completion from its source, or None.
+    """Describe the fault in the form of a completion from its source, or return None.
 
     Style tagged: one <think>...</think>, then one <answer>...</answer>, both with text, and nothing else. Style
-    tag-free: some text is left without the markers, and the reasoning is not cut off. Style plain: any text.
+    tag-free: text remains without the markers, and the reasoning is not cut off. Style plain: any text.
     """
     if style == "tagged":
         counts = {marker: completion.count(marker) for marker in MARKERS}
@@ -65,7 +65,7 @@ TAG_FREE_ENDS = {"math": ", and the answer in \\boxed{}", "code": "", "logic": "
 
 
 def follows_style(completion: str, domain: str, style: str) -> bool:
-    """Whether a completion does what the system prompt of the domain and style asks for."""
+    """Return whether a completion follows the system prompt of the domain and style."""
     if style != "tag-free":
         return structure_fault(completion, style) is None
     if any(marker in completion for marker in MARKERS):
@@ -75,7 +75,7 @@ def follows_style(completion: str, domain: str, style: str) -> bool:
 
 @dataclass
 class StyleShare:
-    """How many of the examples that get the system prompt of a style follow it."""
+    """How many of the examples with the system prompt of a style follow it."""
 
     style: str
     examples: int = 0
@@ -84,7 +84,7 @@ class StyleShare:
 
     def add(self, example: Example, domain: str) -> None:
         domain = example.domain or domain
-        with_own_prompt = not example.prompt or example.prompt[0]["role"] == "system"  # or plain text, which needs none
+        with_own_prompt = not example.prompt or example.prompt[0]["role"] == "system"  # or plain text, which has none
         if self.style == "plain" or with_own_prompt or not example.completion.strip():
             return
         self.examples += 1
@@ -93,11 +93,11 @@ class StyleShare:
         self.expected = tagged if self.style == "tagged" else f"no <think> or <answer>{TAG_FREE_ENDS[domain]}"
 
     def fault(self, setting: str = "data.style") -> str:
-        """Why the examples cannot be trained in the style; empty if they can."""
+        """Say why the examples cannot be trained in the style; empty if they can."""
         if 2 * self.following >= self.examples:
             return ""
         return (
-            f"{setting} is {self.style}, whose system prompt asks for another form than the completions have: "
+            f"{setting} is {self.style}, but the completions do not have the form that its system prompt asks for: "
             f"{self.following:,} of {self.examples:,} ({self.following / self.examples:.0%}) have {self.expected}. A "
             f"model would learn to disobey the prompt; set {setting} to plain to train on the rows as they are, or to "
             "the style that they are written in."
@@ -112,14 +112,14 @@ def share_in_style(examples: Iterable[Example], domain: str, style: str) -> Styl
 
 
 def has_box(completion: str) -> bool:
-    r"""Whether there is a \boxed after the reasoning."""
+    r"""Return whether there is a \boxed after the reasoning."""
     return _BOX.search(completion.rpartition("</think>")[2]) is not None
 
 
 def strip_tags(text: str) -> str:
     """Remove <think>, </think>, <answer> and </answer> and keep the text between them.
 
-    A blank line replaces each marker, so that the reasoning does not run into the answer. Unclosed and nested markers
+    A blank line replaces each marker to separate reasoning and answer. Unclosed and nested markers
     and those with attributes are removed too. Markers in code are kept: inside a closed ``` block or `a span` they are
     part of a program or are being discussed. A text without markers is returned unchanged.
 
@@ -128,7 +128,7 @@ def strip_tags(text: str) -> str:
     >>> strip_tags("<think>1+1 is 2.</think>\\n\\n<answer>The answer is \\\\boxed{2}</answer>")
     '1+1 is 2.\\n\\nThe answer is \\\\boxed{2}'
     """
-    while (stripped := _strip_once(text)) != text:  # without a marker, fences may pair up differently
+    while (stripped := _strip_once(text)) != text:  # removing a marker may pair fences differently
         text = stripped
     return text
 

@@ -1,9 +1,8 @@
-"""Example -> token ids and labels: the only place that decides which tokens are supervised.
+"""Convert examples to token ids and labels: the only place that decides which tokens are supervised.
 
-A reply is supervised if it directly follows the text that the chat template renders before it, because that is what the
-model sees when it generates the reply. Earlier replies can be supervised in the same sequence if the template does not
-rewrite them. Some templates do: Qwen3's drops the thinking of earlier replies. Such replies are not supervised, and are
-counted.
+A reply is supervised if it directly follows the text that the chat template renders before it, because the model sees
+that text when it generates the reply. Earlier replies can be supervised in the same sequence unless the template
+rewrites them, as Qwen3's does by dropping their thinking. Rewritten replies are not supervised, and are counted.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 IGNORE = -100
 VERSION = 2
-"""Raised when the same rows give other tokens, so that finished runs know."""
+"""Raised when the same rows give other tokens, so that finished runs are redone."""
 BATCH = 1000
 BLOCK = 10_000
 """Rows in memory at once when only their lengths are needed."""
@@ -32,7 +31,7 @@ SCHEMA = pa.schema({"id": pa.string(), "input_ids": IDS, "labels": IDS, "truncat
 
 
 def tokenize(example: Example, renderer: Renderer, max_length: int | None = None) -> dict[str, Any]:
-    """Prompts and replies are tokenised separately, because generation starts from the prompt's tokens alone."""
+    """Tokenize prompts and replies separately, because generation starts from the prompt's tokens alone."""
     input_ids, labels = [], []
     pieces, unlearned = split_turns(example, renderer)
     for text, supervised in pieces:
@@ -40,7 +39,7 @@ def tokenize(example: Example, renderer: Renderer, max_length: int | None = None
         input_ids += ids
         labels += ids if supervised else [IGNORE] * len(ids)
     if not example.prompt and labels:
-        labels[0] = IGNORE  # nothing comes before it
+        labels[0] = IGNORE  # no token predicts it
     return {
         "id": example.id,
         "input_ids": input_ids[:max_length],
@@ -51,7 +50,7 @@ def tokenize(example: Example, renderer: Renderer, max_length: int | None = None
 
 
 def split_turns(example: Example, renderer: Renderer) -> tuple[list[tuple[str, bool]], int]:
-    """All text of an example, in pieces with whether each is supervised; and how many replies are not.
+    """Split an example's text into (text, supervised) pieces, and count the replies that are not supervised.
 
     Prompts and replies alternate, and a reply includes its end of turn. Plain text is one piece between the tokens that
     begin and end a text.
@@ -75,8 +74,8 @@ def split_turns(example: Example, renderer: Renderer) -> tuple[list[tuple[str, b
 
 
 def _written(example: Example, renderer: Renderer, place: int, last: str) -> tuple[int, int] | None:
-    """Start and end in the last prompt of the reply at this place; None if the template rewrote it."""
-    if all(turn["role"] == "system" for turn in example.prompt[:place]):  # a greeting answers nothing
+    """Find where the last prompt contains the reply at this place; None if the template rewrote it."""
+    if all(turn["role"] == "system" for turn in example.prompt[:place]):  # a greeting does not reply to anything
         return None
     before, reply = _rendered(example, renderer, place), example.prompt[place]["content"]
     for text in (reply, reply.strip()):  # templates may trim earlier replies, as Gemma's does
@@ -95,9 +94,9 @@ def _rendered(example: Example, renderer: Renderer, turns: int) -> str:
 def tokenize_pair(
     example: Example, chosen: tuple[str, bool], rejected: tuple[str, bool], renderer: Renderer, max_length: int
 ) -> dict[str, Any]:
-    """Two replies to the prompt of an example, with the same tokens as in `tokenize`.
+    """Tokenize two replies to the prompt of an example in the same way as `tokenize`.
 
-    A reply is its text, and whether the end of the turn follows it, which a truncated one lacks.
+    A reply is its text, and whether it has an end of turn, which a truncated reply lacks.
     """
 
     texts = [renderer.prompt(example.prompt, example.domain)]
@@ -123,10 +122,10 @@ def write_tokens(
     on_row: Callable[[int], None] = lambda done: None,
     on_kept: Callable[[list[Example]], None] = lambda kept: None,
 ) -> dict[str, int]:
-    """Tokenise into an Arrow file that `datasets` maps without a copy; returns counts of kept, cut and dropped rows.
+    """Tokenize into an Arrow file that `datasets` maps without a copy; return counts of kept, cut and dropped rows.
 
     Args:
-        on_kept: Called with batches of the examples that are in the file, in its order.
+        on_kept: Called with batches of the examples in the file, in its order.
     """
     names = ("examples", "truncated", "dropped_long_prompts", "dropped_empty_completions")
     counters: dict[str, int] = dict.fromkeys((*names, "tokens", "supervised_tokens"), 0)
@@ -164,13 +163,13 @@ def write_tokens(
     if too_long and long_prompts == "error":
         raise UserError(
             f"{too_long} rows have prompts of data.max_length={max_length} tokens or more (first: id "
-            f"{first_too_long!r}), so there is nothing to learn; raise data.max_length, or leave them out with "
+            f"{first_too_long!r}), which leave no room for a completion; raise data.max_length, or drop them with "
             "data.long_prompts=drop."
         )
     if not counters["examples"]:
         empty = counters["dropped_empty_completions"]
         raise UserError(
-            f"Nothing is left to learn from: {too_long} prompts are longer than data.max_length={max_length} "
+            f"Nothing is left to train on: {too_long} prompts are longer than data.max_length={max_length} "
             f"tokens and {empty} completions are empty; raise it, or use other rows."
         )
     return counters | ({"unlearned_replies": unlearned} if unlearned else {})
@@ -181,7 +180,7 @@ def unlearned_warning(counters: dict[str, int]) -> str:
         return ""
     return (
         f"{count} replies before the last of their conversation are not supervised: the chat template rewrites earlier "
-        "replies, or nothing was asked before them."
+        "replies, or no user turn precedes them."
     )
 
 
@@ -192,7 +191,7 @@ def load_tokens(path: Path) -> "Dataset":
 
 
 def row_lengths(dataset: "Dataset", name: str = "input_ids") -> np.ndarray:
-    """Tokens of each row; read block by block, since a whole column of a large set, put in order, would not fit."""
+    """Count the tokens of each row, block by block, since a whole column of a large set may not fit in memory."""
     arrow, found = dataset.select_columns(name).with_format("arrow"), [np.zeros(0, np.int32)]
     for begin in range(0, len(dataset), BLOCK):
         block: Any = arrow[begin : begin + BLOCK]
@@ -201,5 +200,5 @@ def row_lengths(dataset: "Dataset", name: str = "input_ids") -> np.ndarray:
 
 
 def column(dataset: "Dataset", name: str) -> pa.ChunkedArray:
-    """As an Arrow column: a million lists of tokens would not fit in memory as Python lists."""
+    """Return an Arrow column, because a million lists of tokens would not fit in memory as Python lists."""
     return dataset.select_columns(name).with_format("arrow")[:][name]

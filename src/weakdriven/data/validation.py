@@ -1,8 +1,8 @@
-"""Validation rows: which rows of the training data are taken out for it, and rows that are in both sets.
+"""Validation rows: choose those split off from the training data, and find rows that are in both sets.
 
-A row is taken out if the hash of its prompt, as a fraction of the largest hash, is below the share. The choice depends
-on nothing but the row. So it is the same for every method and seed, and stays the same if rows are added or moved; a
-larger share takes the same rows and more; and rows with the same prompt are all on one side.
+A row is split off if the hash of its prompt, as a fraction of the largest hash, is below the share. The choice depends
+only on the row. So it is the same for every method and seed, and does not change if rows are added or moved. A larger
+share takes the same rows and more, and rows with the same prompt are all on one side.
 """
 
 import json
@@ -14,7 +14,7 @@ from weakdriven.errors import UserError
 
 
 def is_taken(example: Example, share: float) -> bool:
-    """Whether a row is taken out of the training data for validation.
+    """Return whether a row is split off from the training data for validation.
 
     >>> rows = [Example(str(i), [{"role": "user", "content": f"{i} + 1?"}], str(i + 1)) for i in range(1000)]
     >>> sum(is_taken(row, 0.1) for row in rows)
@@ -32,8 +32,8 @@ def refuse_rows_in_both(validation: Iterable[Example], training: Iterable[Exampl
         named = ", ".join(f"{own!r} (training row {other!r})" for own, other in [*both.items()][:5])
         raise UserError(
             f"{len(both)} rows of data.validation are training rows too: {named}{' and more' * (len(both) > 5)}. A "
-            f"loss on them would mean nothing; take them out of {source} or of the training data, or have validation "
-            "rows taken out of the training data with data.validation_share."
+            f"loss on them would mean nothing; remove them from {source} or from the training data, or split "
+            "validation rows off from the training data with data.validation_share."
         )
 
 

@@ -1,5 +1,5 @@
-"""`weakdriven diagnose`: the logits of a run's models, and what mixing does to logits and gradients, token by token.
+"""`weakdriven diagnose`: measure the logits of a run's models, and the effect of mixing on logits and gradients.
 
-Each model runs once over some examples (`forward_pass.py`); statistics are computed tile by tile. The pages and tables
-are in `report`. Start at `diagnose.py`.
+Start at `diagnose.py`. Each model runs once over some examples (`forward_pass.py`); statistics of every token are
+computed tile by tile. The pages and tables are in `report`.
 """

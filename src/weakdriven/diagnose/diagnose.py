@@ -1,7 +1,7 @@
-"""`weakdriven diagnose`: what the logits of a run's models look like, and what mixing does, on some examples.
+"""`weakdriven diagnose`: measure the logits of a run's models and the effect of mixing, on some examples.
 
-Each model runs once over the examples. Its hidden states are kept, never its logits: the logits of a pair are computed
-again, a tile of tokens at a time.
+Each model runs once over the examples. Its hidden states are kept and never its logits: the logits of a pair are
+computed again for one tile of tokens at a time.
 """
 
 import shutil
@@ -43,12 +43,11 @@ from weakdriven.stages.model_loader import Loader
 
 LOGITS, GRADIENTS, DRIFT, TOKEN_VIEW = "logits.json", "gradients.json", "drift.json", "tokens.parquet"
 EXAMPLES = 200
-"""The paper's number for its logit tables."""
+"""As many as in the paper's logit tables."""
 CHAIN = ("mean", "std", "centered_norm", "target", "background", "gap", "entropy", "max_probability")
 SHIELDING = ("mixed_gradient", "curvature", "cross_curvature", "negative_mass_mixed", "negative_mass_strong")
 NO_STEPS = (
-    "Mean logits over the steps of {} are not known: its log has none, because an older version wrote it or the models "
-    "cap their logits."
+    "Mean logits over the steps of {} are unknown: an older version wrote the log, or the models cap their logits."
 )
 
 
@@ -63,17 +62,17 @@ def diagnose_run(
     seed: int | None = None,
     replace: bool = False,
 ) -> Path:
-    """Measure a run unless that is done; returns the folder with the results.
+    """Measure a run unless that is done; return the folder with the results.
 
     Args:
-        rows: Source of the examples; unset: what the run was trained on.
-        round_number: Round whose pair is measured; unset: the last that is finished, else the first.
-        seed: Of the draw of examples; unset: the recipe's.
-        replace: Replace a diagnosis of other examples or another round; otherwise it is an error. One of an earlier
-            state of the run is out of date, and is replaced in any case.
+        rows: Source of the examples; by default the run's training data.
+        round_number: Round whose pair is measured; by default the last finished round, else the first.
+        seed: Seed of the draw of examples; by default the recipe's.
+        replace: Replace a diagnosis of other examples or another round; otherwise it raises an error. A diagnosis of an
+            earlier state of the run is always replaced.
     """
     if examples < 1:
-        raise UserError(f"--examples is {examples}; it must be at least 1.")
+        raise UserError(f"--examples is {examples}; expected at least 1.")
     transformers_logging.disable_progress_bar()
     found, asked = find_models(root), round_number
     round_number, seed = chosen_round(found, round_number), found.recipe.seed if seed is None else seed
@@ -89,9 +88,9 @@ def diagnose_run(
     options = {"settings": settings, "inputs": {name: model.key for name, model in diagnosis.wanted.items()} | data}
     manifest = root / DIAGNOSTICS / MANIFEST
     (root / WORK).mkdir(exist_ok=True)
-    with locked(root / WORK / "diagnose.lock", f"Another process diagnoses {root}; wait for it."):
+    with locked(root / WORK / "diagnose.lock", f"Another process is diagnosing {root}; wait for it."):
         if read_object(manifest).get("counters", {}).get("failed"):
-            manifest.unlink()  # what could not be loaded then may load now
+            manifest.unlink()  # what could not be loaded before may load now
         planned = DryRun(root)
         planned.stage(DIAGNOSTICS, diagnosis.write, **options)
         wanted = {"examples": examples, "seed": seed} | ({} if asked is None else {"round": asked})
@@ -107,7 +106,7 @@ def diagnose_run(
 
 
 def other_examples(manifest: dict[str, Any], wanted: dict[str, Any], rows: str | None) -> bool:
-    """Whether a finished diagnosis answers another question than the one that is asked."""
+    """Return whether a finished diagnosis used other examples or another round than the one asked for."""
     if not manifest.get("key"):
         return False
     settings, inputs = manifest.get("settings", {}), manifest.get("inputs", {})
@@ -115,7 +114,7 @@ def other_examples(manifest: dict[str, Any], wanted: dict[str, Any], rows: str |
 
 
 def read_diagnosis(folder: Path) -> dict[str, dict[str, Any]]:
-    """The results by `logits`, `gradients` and `drift`."""
+    """Read the results by `logits`, `gradients` and `drift`."""
     return {file.removesuffix(".json"): read_json(folder / file) for file in (LOGITS, GRADIENTS, DRIFT)}
 
 
@@ -128,7 +127,7 @@ def chosen_round(found: RunModels, round_number: int | None) -> int:
 
 
 def strong_weights(found: RunModels, round_number: int) -> list[float]:
-    """Share of the strong logits at the start and at the end of a round, as it was trained or will be."""
+    """Return the strong weight at the start and at the end of a round, as it was or will be trained."""
     settings = found.round_settings(round_number)
     if "strong_weight" not in settings:
         settings = found.recipe.joint.model_dump()
@@ -138,7 +137,7 @@ def strong_weights(found: RunModels, round_number: int) -> list[float]:
 
 @dataclass
 class Diagnosis:
-    """All measurements of one run and round; what cannot be measured is reported and the rest goes on."""
+    """All measurements of one run and round; what cannot be measured is reported and skipped."""
 
     found: RunModels
     round_number: int
@@ -158,7 +157,7 @@ class Diagnosis:
         self.chain = [model_at(place) for place in range(self.found.last_round + 2)]
 
     def write(self, work: Path, out: Path) -> dict[str, Any]:
-        """Measure everything and write the files; returns the counters for the manifest."""
+        """Measure everything and write the files; return the counters for the manifest."""
         notes = [*self.found.notes, *self.run_models(work, out)]
         roles, steps = self.roles(), self.steps()
         pairs = self.pairs(roles)
@@ -167,7 +166,7 @@ class Diagnosis:
             weak, after = roles["weak"], roles["strong_after"]
             notes.append(
                 f"The trained weak model was not kept (joint.save_weak: true keeps it), so {after} is paired with "
-                f"{weak}, the weak model as the round began."
+                f"{weak}, the weak model at the start of the round."
             )
         unlogged = [name for name, rows in steps.items() if not any(key in row for row in rows for key in DRIFTING)]
         notes += map(NO_STEPS.format, unlogged)
@@ -182,13 +181,13 @@ class Diagnosis:
         return {**self.size(), "models": list(self.measured), "listed": listed, "failed": self.failed}
 
     def run_models(self, work: Path, out: Path) -> list[str]:
-        """One forward pass of each model over the sample; returns notes."""
+        """Run each model over the sample once; return notes."""
         found = self.found
         base = found.models.get("base") or next(iter(found.models.values()), None)
         rows, notes = found.root / "data" / TOKENS, list[str]()
         no_rows = not self.other and ("data" in found.missing or not rows.is_file())
         if no_rows or base is None or (found.recipe.lora and "base" in found.missing):
-            return ["Nothing was measured, because tokenised rows or models are missing."]
+            return ["Nothing was measured, because tokenized examples or models are missing."]
         if self.other:
             self.sample, notes = self.other.draw(self.examples, self.seed, work, out, self.progress.update)
         else:
@@ -204,11 +203,11 @@ class Diagnosis:
                 self.measured[name] = measure(loader, model, self.sample, on_done, keep=name in paired)
             except UserError as error:
                 self.failed[name] = str(error)
-                self.progress.note(f"{name} is left out: {error}")
+                self.progress.note(f"{name} is skipped: {error}")
         return notes
 
     def roles(self) -> dict[str, str]:
-        """What the measured models are in the round: its weak one, its strong one before and after, and a control."""
+        """Name the measured models by role: weak, strong before and after the round, and a control."""
         known = {
             "weak": self.found.weak_of(self.round_number),
             "strong_before": model_at(self.round_number),
@@ -240,7 +239,7 @@ class Diagnosis:
         }
 
     def logits(self, roles: dict[str, str]) -> dict[str, Any]:
-        """Both logit tables of the paper: statistics of each model, and the changes to the strong one after."""
+        """Compute both logit tables of the paper: statistics of each model, and changes to the last strong one."""
         models = {
             name: {"vocabulary": one.vocabulary, **summarise_model(one.statistics, self.sample.example_T)}
             for name, one in self.measured.items()
@@ -251,7 +250,7 @@ class Diagnosis:
         return {"models": models, "changes_to_strong_after": changed}
 
     def pairs(self, roles: dict[str, str]) -> dict[str, Any]:
-        """The pair of the round as it began and as it ended."""
+        """Compare the pair at the start and at the end of the round."""
         pairs, weak = {}, roles.get("weak")
         if weak and "strong_before" in roles:
             pairs["before"] = self.pair(weak, roles["strong_before"], self.weights[0])
@@ -267,16 +266,16 @@ class Diagnosis:
         return facts | summarise_pair(*columns, self.sample.example_T, weight)
 
     def compare(self, weak: str, strong: str, weight: float) -> dict[str, np.ndarray]:
-        """Per-token columns of a pair, computed once."""
+        """Return the per-token columns of a pair, computed once."""
         key = weak, strong, weight
         if key not in self.compared:
             self.compared[key] = compare(self.measured[strong], self.measured[weak], weight)
         return self.compared[key]
 
     def rounds(self) -> list[dict[str, Any]]:
-        """What is left of the gradient, and of the curvature between the models, as each round begins."""
+        """Measure the remaining gradient and the curvature between the models at the start of each round."""
         rounds = []
-        for t, strong in enumerate(self.chain[1:], start=1):  # the last: how another one would begin
+        for t, strong in enumerate(self.chain[1:], start=1):  # the last entry describes the start of one more round
             weak = self.found.weak_of(t)
             if weak in self.measured and strong in self.measured:
                 pair = self.pair(weak, strong, strong_weights(self.found, t)[0])
@@ -285,7 +284,7 @@ class Diagnosis:
         return rounds
 
     def steps(self) -> dict[str, list[dict[str, Any]]]:
-        """Logs of the rounds, including one in progress."""
+        """Read the logs of the rounds, including one in progress."""
         root, found = self.found.root, {}
         for stage in (f"round-{t}/strong" for t in range(1, self.found.last_round + 1)):
             if rows := read_steps(root / stage / METRICS) or read_steps(work_folder(root, stage) / "work" / METRICS):

@@ -1,6 +1,6 @@
-"""Each model of a diagnosis runs once over the sampled examples: statistics of every token, hidden states for pairs.
+"""Run each model of a diagnosis once over the sampled examples: statistics of every token, hidden states for pairs.
 
-N = examples, T = supervised tokens of all of them, D = width, V = vocabulary.
+N = examples, T = supervised tokens of all examples, D = hidden width, V = vocabulary.
 """
 
 from collections import defaultdict
@@ -29,13 +29,13 @@ class Sample:
 
     dataset: Dataset
     row_N: np.ndarray
-    """Their row numbers in the tokenised data."""
+    """Their row numbers in the tokenized data."""
     count_N: np.ndarray
-    """Supervised tokens of each."""
+    """Supervised tokens of each example."""
 
     @property
     def begin_N(self) -> np.ndarray:
-        """Place of each example's first token among all tokens."""
+        """Position of each example's first token among all tokens."""
         return np.cumsum(self.count_N) - self.count_N
 
     @property
@@ -45,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """One model on the sample; hidden states and head are on the CPU, and kept only of models that are in a pair."""
+    """One model on the sample. Hidden states and head are on the CPU, and kept only for models of a pair."""
 
     statistics: dict[str, np.ndarray]
     target_T: Tensor
@@ -62,7 +62,7 @@ def draw_sample(dataset: Dataset, examples: int, seed: int) -> Sample:
 
 
 def measure(loader: Loader, model: Model, sample: Sample, on_done: Callable[[int], None], *, keep: bool) -> Measured:
-    """Run a model over the sample; `keep` its hidden states if it is part of a pair."""
+    """Run a model over the sample; `keep` its hidden states if it belongs to a pair."""
     network = loader.load(model, train=False, scan=True)
     tokens, begin_N, done = int(sample.count_N.sum()), sample.begin_N, 0
     output = head(network)
@@ -85,13 +85,13 @@ def measure(loader: Loader, model: Model, sample: Sample, on_done: Callable[[int
 
 
 def compare(strong: Measured, weak: Measured, strong_weight: float) -> dict[str, np.ndarray]:
-    """What mixing the two does on every token: the columns of `pair_statistics`."""
+    """Measure the effect of mixing the two models on every token: the columns of `pair_statistics`."""
     found = pair_statistics(*pair_inputs(strong, weak), strong_weight=strong_weight)
     return {name: value_T.cpu().numpy() for name, value_T in found.items()}
 
 
 def hardest(strong: Measured, weak: Measured, strong_weight: float, place_T: np.ndarray, count: int) -> HardNegatives:
-    """The hard negatives of some tokens."""
+    """Find the hard negatives of some tokens."""
     return top_hard_negatives(*pair_inputs(strong, weak, place_T), strong_weight=strong_weight, count=count)
 
 

@@ -1,10 +1,10 @@
-"""What mixing a weak and a strong model does to the gradient on each token: the paper's mechanistic analysis, measured.
+"""Measure how mixing a weak and a strong model changes the gradient on each token: the paper's mechanistic analysis.
 
-T = tokens, R = rows of a tile, D / E = strong / weak width, V = vocabulary, K = hard negatives that are named.
+T = tokens, R = rows of a tile, D / E = strong / weak width, V = vocabulary, K = reported hard negatives.
 
-Margin of a token k: m_k = z[y] - z[k], for the true token y. Hard negatives are what the paper calls the set H: every k
-other than y whose weak margin is smaller than the strong one, strictly. As in the losses, heads of different length are
-compared over their common rows.
+Margin of a token k: m_k = z[y] - z[k], for the true token y. Hard negatives are the paper's set H: every k other than y
+whose margin is strictly smaller under weak than under strong. As in the losses, heads of different length are compared
+on their common rows.
 """
 
 import math
@@ -22,24 +22,24 @@ COPIES = 9
 
 
 class HardNegatives(NamedTuple):
-    """The hard negatives of each token that get the most gradient, most first; id -1 and NaN where there are fewer."""
+    """Each token's hard negatives with the largest gradient, largest first, padded with id -1 and NaN."""
 
     ids_TK: Tensor
     weak_TK: Tensor
     strong_TK: Tensor
     mixed_TK: Tensor
     gradient_TK: Tensor
-    """By the strong logit of k: strong_weight * P_mix(k). SFT would send P_strong(k)."""
+    """Gradient by the strong logit of k: strong_weight * P_mix(k). In SFT it is P_strong(k)."""
 
 
 class _Softmax(NamedTuple):
-    """A softmax in parts that stay accurate where the true token has almost all of it."""
+    """A softmax in parts that stay accurate if the true token has nearly all probability."""
 
     top_R1: Tensor
     total_R: Tensor
     """Sum of exp(z - top)."""
     negative_R: Tensor
-    """Probability of all tokens but the true one."""
+    """Probability of all tokens except the true one."""
     squares_R: Tensor
     """Sum of their squared probabilities."""
     cubes_R: Tensor
@@ -70,7 +70,7 @@ def pair_statistics(
     *,
     strong_weight: float,
 ) -> dict[str, Tensor]:
-    """What mixing does on each token, from both models' hidden states.
+    """Measure the effect of mixing on each token, from both models' hidden states.
 
     docs/how-to/diagnostics.md defines the columns: one float64 value per token, NaN where a logit is not finite or
     there is nothing to divide by.
@@ -88,13 +88,13 @@ def pair_statistics(
 def rows_pair(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weight: float) -> dict[str, Tensor]:
     place_R1 = target_R[:, None]
     mixed_RV = mix(strong_RV, weak_RV, strong_weight)
-    # m_k(strong) - m_k(weak), so that hard negatives are where it is positive; at the target it is zero
+    # m_k(strong) - m_k(weak): positive for hard negatives, zero for the target
     shrink_RV = margin_shrinkage(strong_RV, weak_RV, place_R1)
     hard_RV = shrink_RV > 0
     uniform = (shrink_RV.amin(-1) >= 0).double()
     weak, strong, mixed = (_softmax(z_RV, place_R1) for z_RV in (weak_RV, strong_RV, mixed_RV))
     needed_R1 = (mixed.nll_R - strong.nll_R)[:, None].to(shrink_RV.dtype)
-    gained_RV = shrink_RV.mul_(1 - strong_weight)  # log of P_mix(k) / P_strong(k), less that of the target
+    gained_RV = shrink_RV.mul_(1 - strong_weight)  # log of P_mix(k) / P_strong(k), minus that of the target
     amplified_RV = hard_RV & (gained_RV >= needed_R1)
     lost = -math.log(strong_weight) if strong_weight else math.inf
     net_RV = hard_RV & (gained_RV >= needed_R1 + lost)
@@ -110,7 +110,7 @@ def rows_pair(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weigh
     found = {
         "hard_negatives": hard,
         "uniform_margin": uniform,
-        "amplified": amplified,  # P_mix(k) >= P_strong(k): the corollary's condition, which is necessary too
+        "amplified": amplified,  # P_mix(k) >= P_strong(k): the corollary's condition, also necessary
         "net_amplified": net,  # strong_weight * P_mix(k) >= P_strong(k)
         "hardest_amplified": hardest,
         "hard_mass_strong": masses[0],
@@ -132,7 +132,7 @@ def rows_pair(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weigh
 
 @torch.no_grad()
 def top_hard_negatives(*models: Any, strong_weight: float, count: int = 8) -> HardNegatives:
-    """The hard negatives that mixing pushes down most on each token; `models` as in `pair_statistics`.
+    """Find the hard negatives that mixing pushes down most on each token; `models` as in `pair_statistics`.
 
     >>> strong, weak = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([[2, -3, -3, 1.0]])
     >>> found = top_hard_negatives(strong, torch.eye(4), weak, torch.eye(4), torch.tensor([0]), strong_weight=0.5)
@@ -160,7 +160,7 @@ def rows_top(strong_RV: Tensor, weak_RV: Tensor, target_R: Tensor, strong_weight
 def pair_tiles(
     strong_TD: Tensor, strong_head_VD: Tensor | Head, weak_TE: Tensor, weak_head_VE: Tensor | Head, target_T: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Strong logits, weak logits and targets of a tile, over the rows that both heads have, in float32 or better."""
+    """Yield strong logits, weak logits and targets of each tile, over the heads' common rows, in float32 or better."""
     heads = as_head(strong_head_VD), as_head(weak_head_VE)
     rows = min(len(head.weight_VD) for head in heads)
     strong, weak = (precise(first_rows(head, rows)) for head in heads)
@@ -173,7 +173,7 @@ def mix(strong_RV: Tensor, weak_RV: Tensor, strong_weight: float) -> Tensor:
 
 
 def margin_shrinkage(strong_RV: Tensor, weak_RV: Tensor, place_R1: Tensor) -> Tensor:
-    """m_k(strong) - m_k(weak) of every k."""
+    """Compute m_k(strong) - m_k(weak) for every k."""
     difference_RV = weak_RV - strong_RV
     return difference_RV.sub_(difference_RV.gather(1, place_R1))
 
@@ -187,12 +187,12 @@ def _softmax(z_RV: Tensor, place_R1: Tensor) -> _Softmax:
     sums += [power.sum(-1, dtype=torch.float64) for power in (others_RV.square(), others_RV.pow(3))]
     total = sums[0] + target
     far = (top_R1 - z_RV.gather(1, place_R1))[:, 0].double() + total.log()
-    nll = torch.where(target > 0, (sums[0] / target).log1p(), far)  # accurate near 0, and defined at any distance
+    nll = torch.where(target > 0, (sums[0] / target).log1p(), far)  # accurate near 0 and defined for any distance
     return _Softmax(top_R1, total, sums[0] / total, sums[1] / total**2, sums[2] / total**3, nll)
 
 
 def sensitivity_ratio(strong_norm: float, weak_norm: float) -> float:
-    """The paper's alpha: squared ratio of the centered norms.
+    """Compute the paper's alpha: the squared ratio of the centered norms.
 
     >>> round(sensitivity_ratio(1240.10, 1191.33), 6)
     1.083551
@@ -201,7 +201,7 @@ def sensitivity_ratio(strong_norm: float, weak_norm: float) -> float:
 
 
 def crossover(ratio: float) -> float:
-    """The strong_weight at which both models contribute equally to a step. Paper: lambda_cross.
+    """Compute the strong_weight at which both models contribute equally to a step. Paper: lambda_cross.
 
     >>> round(crossover(sensitivity_ratio(1240.10, 1191.33)), 6)
     0.489971
@@ -210,7 +210,7 @@ def crossover(ratio: float) -> float:
 
 
 def step_share(strong_weight: float, ratio: float) -> float:
-    """The strong model's share of a step's decrease of the mixed loss, to first order. Paper: E_strong.
+    """Compute the strong model's share of a step's decrease of the mixed loss, to first order. Paper: E_strong.
 
     >>> round(step_share(crossover(4.0), 4.0), 12), step_share(1.0, 4.0)
     (0.5, 1.0)
@@ -219,5 +219,5 @@ def step_share(strong_weight: float, ratio: float) -> float:
 
 
 def effective_rate(strong_weight: float, ratio: float) -> float:
-    """Rate at which the mixed loss decreases, in units of the weak model alone. Paper: S(lambda)."""
+    """Compute the rate at which the mixed loss decreases, in units of the weak model alone. Paper: S(lambda)."""
     return (1 - strong_weight) ** 2 + ratio * strong_weight**2

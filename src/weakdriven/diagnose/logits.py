@@ -1,9 +1,9 @@
-"""What one model's logits look like on each token: the numbers of the paper's two logit tables, one tile at a time.
+"""Per-token statistics of one model's logits: the numbers of the paper's two logit tables, one tile at a time.
 
 T = tokens, R = rows of a tile, D = width, V = vocabulary.
 
-The vocabulary is the head, with the rows that pad it: the losses count those too, and so does the paper, whose centered
-norms are its standard deviations times the root of 151,936, the rows of Qwen3's head.
+The vocabulary is the head including its padding rows: the losses count those too, and so does the paper, whose centered
+norms are its standard deviations times the root of 151,936, the number of rows of Qwen3's head.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ COPIES = 5
 
 @torch.no_grad()
 def logit_statistics(hidden_TD: Tensor, head_VD: Tensor | Head, target_T: Tensor) -> dict[str, Tensor]:
-    """Statistics of the logits after each hidden state; products in float32 or better, sums in float64.
+    """Compute statistics of the logits of each hidden state; products in float32 or better, sums in float64.
 
     docs/how-to/diagnostics.md defines them: one float64 value per token, NaN where a logit of that token is not finite.
 
@@ -73,13 +73,13 @@ def joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def precise(head: Head) -> Head:
-    """The head in float32 or better: logits rounded to bf16 lie 0.25 apart where they matter, as do their margins."""
+    """Return the head in float32 or better: bf16 rounds large logits to steps of 0.25, and so their margins."""
     wide = torch.promote_types(head.weight_VD.dtype, torch.float32)
     return head._replace(weight_VD=head.weight_VD.to(wide))
 
 
 def tiles(vocabulary: int, copies: int, *columns_T: Tensor, like: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Pieces of the columns whose logits fit into a tile, where `like` is and, if real, in its dtype; at least one."""
+    """Split the columns into pieces whose logits fit into a tile, on `like`'s device; real columns get its dtype."""
     budget = TILE_BYTES if like.is_cuda else CPU_TILE_BYTES
     rows = max(budget // (vocabulary * like.element_size() * copies), 1)
     for begin in range(0, max(len(columns_T[0]), 1), rows):

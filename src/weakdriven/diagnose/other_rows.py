@@ -1,4 +1,4 @@
-"""Rows of another source for a diagnosis, such as held-out ones, tokenised as the run's own rows were."""
+"""Examples of another source for a diagnosis, such as held-out ones, tokenized like the run's own examples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from weakdriven.runs.files import append_jsonl, digest
 
 @dataclass(frozen=True)
 class OtherRows:
-    """A source, and what decides the tokens of its rows."""
+    """A source, and the settings that decide the tokens of its rows."""
 
     path: str
     split: str
@@ -36,7 +36,7 @@ class OtherRows:
     def draw(
         self, count: int, seed: int, work: Path, out: Path, on_row: Callable[[int, int], None]
     ) -> tuple[Sample, list[str]]:
-        """Some rows, and a note on those that were dropped; `out` gets all rows as examples, for the report."""
+        """Draw some examples, with a note on dropped rows; write all examples to `out` for the report."""
         length = self.data.max_length
         try:
             source = open_source(self.path, self.split, domain=self.data.domain, empty_completions="drop")
@@ -51,21 +51,21 @@ class OtherRows:
                     on_row=lambda done: on_row(done, total),
                     on_kept=lambda kept: append_jsonl(out / EXAMPLES, (one.as_row() for one in kept)),
                 )
-                sample = draw_sample(load_tokens(Path(folder) / TOKENS), count, seed)  # stays mapped
+                sample = draw_sample(load_tokens(Path(folder) / TOKENS), count, seed)  # stays mapped without the file
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"--rows {self.path}: {error}") from error
         long, empty = counters["dropped_long_prompts"], counters["dropped_empty_completions"]
         note = (
-            f"Of {total:,} rows of {self.path} some are left out: {long:,} with a prompt of data.max_length={length} "
-            f"tokens, {empty:,} without a completion."
+            f"Of {total:,} rows of {self.path}, {long:,} were dropped because the prompt has data.max_length={length} "
+            f"tokens or more, and {empty:,} because the completion is empty."
         )
         return sample, [note] if long or empty else []
 
 
 def find_other_rows(path: str, split: str, found: RunModels) -> OtherRows:
-    """The rows, in the form that the run's models were trained with."""
+    """Open the rows in the form that the run's models were trained with."""
     if not path:
-        raise UserError("--rows is empty; name a file or a dataset, or leave it out to measure training examples.")
+        raise UserError("--rows is empty; give a file or a dataset, or omit it to measure training examples.")
     if not (renderer := found.renderer()):
-        raise UserError(f"--rows {path}: no model of {found.root} has a tokenizer to read them with.")
+        raise UserError(f"--rows {path}: no model of {found.root} has a tokenizer for them.")
     return OtherRows(path, split, renderer, found.recipe.data)

@@ -1,4 +1,4 @@
-"""Which models a run directory holds, whatever its state: unfinished, failed, of an older recipe or version."""
+"""Find the models in a run directory in any state: unfinished, failed, of an older recipe or version."""
 
 import re
 from contextlib import suppress
@@ -34,23 +34,23 @@ class RunModels:
     root: Path
     recipe: Recipe
     models: dict[str, Model] = field(default_factory=dict)
-    """By name, in the order of training: base, sft, round-1 and so on, then weak models and controls."""
+    """Models by name in the order of training: base, sft, round-1 and so on, then weak models and controls."""
     manifests: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of finished stages, by stage."""
+    """Manifests of finished stages."""
     missing: dict[str, str] = field(default_factory=dict)
     """Why a stage or model is missing."""
     plan: dict[str, Any] = field(default_factory=dict)
-    """Key of every stage that the recipe asks for; empty if it was not recorded."""
+    """Key of every stage that the recipe asks for; empty if not recorded."""
     notes: list[str] = field(default_factory=list)
 
     @property
     def rounds(self) -> list[int]:
-        """Rounds whose strong model is there."""
+        """Rounds that have a strong model."""
         return sorted(int(found[1]) for name in self.models if (found := re.fullmatch(r"round-(\d+)", name)))
 
     @property
     def current_rounds(self) -> list[int]:
-        """Those that are of the recipe as it is now."""
+        """Rounds that belong to the present recipe."""
         return [t for t in self.rounds if self.plan.get(f"round-{t}/strong") == self.models[f"round-{t}"].key]
 
     @property
@@ -62,25 +62,25 @@ class RunModels:
         return max([1, self.asked_rounds, *self.rounds])
 
     def round_settings(self, round_number: int) -> dict[str, Any]:
-        """What a round was trained with; empty if it was not trained."""
+        """Return the settings that a round was trained with; empty if it was not trained."""
         return mapping(self.manifests.get(f"round-{round_number}/strong", {}).get("settings"))
 
     def weak_of(self, round_number: int) -> str:
-        """Name of a round's weak model, as the round was trained or will be."""
+        """Name a round's weak model, as the round was or will be trained."""
         share = self.recipe.joint.weak_snapshot
         if round_number == 1 and share is not None and "strong_weight" not in self.round_settings(1):
             return f"sft-at-{percent(share)}"
         return weak_of(round_number, self.manifests.get(f"round-{round_number}/strong"))
 
     def tokenizer(self) -> tuple[Model, PreTrainedTokenizerBase] | None:
-        """The first model that has a tokenizer, preferably one that this run saved, and its tokenizer."""
+        """Return a model and its tokenizer: the first model that has one, preferably saved by this run."""
         for model in sorted(self.models.values(), key=lambda model: not model.folder.is_relative_to(self.root)):
-            with suppress(UserError):  # a weak model that was kept has none of its own
+            with suppress(UserError):  # saved weak models have no tokenizer
                 return model, load_tokenizer(model.folder, trust_remote_code=self.recipe.trust_remote_code)
         return None
 
     def renderer(self) -> Renderer | None:
-        """The form of prompts, with the chat template of the saved models: the recipe's file may have changed."""
+        """Return the prompt format with the chat template of the saved models: the recipe's file may have changed."""
         if not (first := self.tokenizer()):
             return None
         (model, tokenizer), recipe, data = first, self.recipe, self.recipe.data
@@ -91,7 +91,7 @@ class RunModels:
         return renderer
 
     def add(self, stage: str, name: str) -> None:
-        """A model that is the result of a stage."""
+        """Add the model that a stage produced."""
         self.read_manifest(stage)
         if stage in self.manifests:
             self.models[name] = Model(name, self.root / stage, str(self.manifests[stage]["key"]))
@@ -104,13 +104,13 @@ class RunModels:
         elif path.exists():
             self.missing[stage] = f"its {MANIFEST} cannot be read"
         elif work_folder(self.root, stage).is_dir():
-            self.missing[stage] = "begun and not finished"
+            self.missing[stage] = "not finished"
         else:
             self.missing[stage] = "not asked for" if self.plan and stage not in self.plan else "not run yet"
 
 
 def find_models(root: Path) -> RunModels:
-    """The models of a run; a folder that is no run, or has no readable recipe, is an error."""
+    """Find the models of a run; raise an error if the folder is not a run or has no readable recipe."""
     if not (root / RUN_FILE).is_file():
         raise UserError(f"{root} is not a run directory: it has no {RUN_FILE}; give the folder that a run wrote.")
     recipe, notes = read_recipe(root / RECIPE_FILE)
@@ -143,7 +143,7 @@ def find_models(root: Path) -> RunModels:
         if snapshot.folder.is_dir():
             models[snapshot.name] = snapshot
         else:
-            missing[snapshot.name] = f"{SNAPSHOTS}/{place} of {last} is not there"
+            missing[snapshot.name] = f"{SNAPSHOTS}/{place} of {last} does not exist"
     controls = [stage_of(name) for name in CONTROLS]
     for stage in controls:
         if stage.removeprefix("baselines/") in (recipe.method, *recipe.baselines) or (root / stage).is_dir():
@@ -155,17 +155,17 @@ def find_models(root: Path) -> RunModels:
 
 
 def outdated(found: RunModels) -> list[str]:
-    """A note on stages that are not of the recipe as it is now."""
+    """Note the stages that do not belong to the present recipe."""
     if not found.plan:
-        return [f"{PLAN_FILE} is missing or cannot be read, so it is not known whether stages are up to date."]
+        return [f"{PLAN_FILE} is missing or cannot be read, so stages may be out of date."]
     stages = ", ".join(stage for stage, manifest in found.manifests.items() if found.plan.get(stage) != manifest["key"])
-    return [f"Not of the recipe as it is now, but of an older one or an older version: {stages}."] if stages else []
+    return [f"From an older recipe or version: {stages}."] if stages else []
 
 
 def read_recipe(path: Path) -> tuple[Recipe, list[str]]:
-    """The recipe of a run, and a note on settings that this version does not accept, which are left out."""
+    """Read the recipe of a run, with a note on omitted settings that this version does not accept."""
     if not path.is_file():
-        raise UserError(f"{path.parent} has no {path.name}, so nothing was run in it yet.")
+        raise UserError(f"{path.parent} has no {path.name}, so nothing has run in it yet.")
     try:
         return load_recipe(str(path)), []
     except UserError as error:
@@ -184,12 +184,12 @@ def read_recipe(path: Path) -> tuple[Recipe, list[str]]:
                 dropped += filter(None, removed)
     except (OSError, ValueError, yaml.YAMLError):
         raise refused from None
-    words = f"{path.name} has settings that this version does not accept, left at their defaults here: "
+    words = f"{path.name} has settings that this version does not accept and replaces by defaults: "
     return recipe, [words + ", ".join(dropped) + "." if dropped else str(refused)]
 
 
 def remove(tree: Any, location: tuple[Any, ...]) -> str:
-    """Remove the setting at a location of the tree; returns its name, or nothing if it is not there."""
+    """Remove the setting at a location of the tree; return its name, or nothing if it does not exist."""
     for depth, part in enumerate(location, start=1):
         if not isinstance(tree, dict) or part not in tree:
             break

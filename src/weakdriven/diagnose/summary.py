@@ -1,4 +1,4 @@
-"""Per-token values -> means with errors, and changes as the paper prints them; training logs -> shielding by step.
+"""Summarize per-token values: means with errors, changes as the paper prints them, and shielding over training steps.
 
 T = tokens.
 """
@@ -15,7 +15,7 @@ from weakdriven.diagnose.gradients import crossover, sensitivity_ratio, step_sha
 from weakdriven.report.format import number
 
 POINTS = 1000
-"""Training steps kept of a log, evenly spaced."""
+"""Maximum of steps kept of a training log, evenly spaced."""
 LOGGED = ("margin_share", "mixed_entropy", "strong_entropy", "weak_entropy", "strong_grad_norm", "weak_grad_norm")
 DRIFTING = ("strong_mean_logit", "weak_mean_logit")
 OF_ALL_TOKENS = ("largest", "smallest", "calibration_error")
@@ -23,9 +23,9 @@ BINS = 15
 
 
 def summarise(value_T: np.ndarray, example_T: np.ndarray) -> dict[str, Any]:
-    """Mean over tokens, its standard error, and how many tokens had no finite value and were left out.
+    """Compute the mean over tokens, its standard error, and the number of tokens left out because they are not finite.
 
-    Tokens of one example are not independent, so the error is that of a mean over clusters.
+    Tokens of one example are not independent, so the error is computed for a mean over clusters.
 
     >>> summarise(np.array([1.0, 3.0, np.nan]), np.array([0, 1, 1]))
     {'mean': 2.0, 'error': 1.0, 'left_out': 1}
@@ -43,9 +43,9 @@ def summarise(value_T: np.ndarray, example_T: np.ndarray) -> dict[str, Any]:
 
 
 def summarise_model(statistics: dict[str, np.ndarray], example_T: np.ndarray) -> dict[str, Any]:
-    """One model: the columns of `logit_statistics`, how often its top token is right, and the extremes of all tokens.
+    """Summarize one model: the columns of `logit_statistics`, the accuracy of its top token, and extremes of logits.
 
-    The paper's maxima and minima are extremes and not means: they are on the grid of bf16 numbers.
+    The paper's maxima and minima are extremes and not means, as their values are bf16 numbers.
     """
     largest, smallest = (statistics[name][np.isfinite(statistics[name])] for name in ("max", "min"))
     rank_T = statistics["rank"]
@@ -59,9 +59,9 @@ def summarise_model(statistics: dict[str, np.ndarray], example_T: np.ndarray) ->
 
 
 def calibration_error(confidence_T: np.ndarray, right_T: np.ndarray) -> float | None:
-    """Expected calibration error of the top token, over bins with equal numbers of tokens.
+    """Compute the expected calibration error of the top token, over bins with equal numbers of tokens.
 
-    Guo et al. (2017) take bins of equal width; most tokens of a trained model would be in the last of those.
+    Guo et al. (2017) use bins of equal width; most tokens of a trained model would be in the last bin.
 
     >>> round(calibration_error(np.repeat([0.5, 0.9], 30), np.array([1.0, 0.0] * 15 + [1.0] * 30)), 6)
     0.05
@@ -81,7 +81,7 @@ def summarise_pair(
     example_T: np.ndarray,
     strong_weight: float,
 ) -> dict[str, Any]:
-    """A pair: the columns of `pair_statistics`, and what follows from their sums and from both models' norms."""
+    """Summarize a pair: the columns of `pair_statistics`, and values derived from their sums and both models' norms."""
     means = {name: summarise(value_T, example_T) for name, value_T in pair.items()}
     norms = [summarise(one["centered_norm"], example_T)["mean"] for one in (strong, weak)]
     ratio = math.nan if None in norms else sensitivity_ratio(*norms)
@@ -103,7 +103,7 @@ def summarise_pair(
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """From one model's summary to another's, by statistic."""
+    """Compute the change of each statistic from one model's summary to another's."""
     values = [
         {name: value["mean"] for name, value in one["statistics"].items()} | {name: one[name] for name in OF_ALL_TOKENS}
         for one in (before, after)
@@ -112,7 +112,7 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str
 
 
 def change(before: float | None, after: float | None) -> dict[str, float | None]:
-    """Difference, and as a share of the value before, as the paper's tables print it.
+    """Return the difference, also relative to the value before, as the paper's tables print it.
 
     >>> [round(value, 3) for value in change(-26.63, -35.75).values()]
     [-9.12, 0.342]
@@ -124,7 +124,7 @@ def change(before: float | None, after: float | None) -> dict[str, float | None]
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Mean logits and shielding as a joint training logged them; lines that cannot be read are left out."""
+    """Read the mean logits and shielding that joint training logged; skip unreadable lines."""
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         with suppress(ValueError):  # a killed run may leave a torn line

@@ -1,6 +1,6 @@
-"""Some examples of a diagnosis token by token: where weak and strong disagree, and which hard negatives get gradient.
+"""Prepare examples token by token: where weak and strong disagree, and which hard negatives get gradient.
 
-N = examples, T = their tokens, K = listed hard negatives of a token.
+N = examples, T = their tokens, K = hard negatives listed for a token.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from weakdriven.diagnose.forward_pass import Measured, Sample, hardest
 
 LISTS = ("hardest", "regressed", "random")
 EACH = 12
-"""Examples of each list."""
+"""Examples per list."""
 NEGATIVES = 8
-"""Hard negatives named for each token."""
+"""Hard negatives listed per token."""
 VALUES = tuple(f"{model}_probability" for model in ("weak", "strong", "mixed", "after"))
 VALUES += ("weak_entropy", "strong_entropy", "disagreement", "hard_negatives", "uniform_margin")
 SCHEMA = pa.schema(
@@ -29,12 +29,12 @@ SCHEMA = pa.schema(
 )
 """One row for each supervised token; unknown values are null.
 
-lists: the lists that the example is on. row: its row in the data. position: of the token among the supervised ones.
-*_probability: of the true token; `after`: under the strong model after the round. negative_*: of the hard negatives."""
+lists: lists that contain the example. row: its row in the data. position: the token's, among supervised tokens.
+*_probability: the true token's; `after`: under the strong model after the round. negative_*: the hard negatives'."""
 
 
 def choose_examples(weak_N: np.ndarray, strong_N: np.ndarray, seed: int, each: int = EACH) -> dict[str, list[int]]:
-    """Examples by mean entropy under the strong model, by its rise from weak to strong, and at random.
+    """Choose examples by mean entropy under the strong model, by its rise from weak to strong, and at random.
 
     >>> choose_examples(np.array([1.0, 0.5, 0.8]), np.array([0.4, 0.6, 1.0]), seed=0, each=1)["regressed"]
     [2]
@@ -64,7 +64,7 @@ def write_token_view(
     seed: int,
     decode: Callable[[int], str],
 ) -> dict[str, int]:
-    """Write the file from the models and the columns of `pair_statistics`; returns the number of examples per list."""
+    """Write the file from the models and the columns of `pair_statistics`; return the number of examples per list."""
     means = [np.bincount(sample.example_T, one.statistics["entropy"]) / sample.count_N for one in (weak, strong)]
     lists, text = choose_examples(means[0], means[1], seed), cache(decode)
     with pq.ParquetWriter(path, SCHEMA) as writer:

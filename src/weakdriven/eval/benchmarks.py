@@ -1,4 +1,4 @@
-"""BENCHMARKS: what each benchmark is, where its items come from, how many there must be, and how they are graded.
+"""BENCHMARKS: what each benchmark is, where its items come from, how many it must have, and how they are graded.
 
 docs/reference/benchmarks.md lists the fields of a local file.
 """
@@ -30,42 +30,42 @@ Domain = Literal["math", "code", "logic", ""]
 ENDINGS = (".jsonl", ".jsonl.gz", ".json")
 DATA_DIR = "--data-dir (in a recipe eval.data_dir)"
 CODE = {"timeout": 120, "memory_mb": 4096}
-"""For one program and all its tests; the slowest HumanEval+ and MBPP+ tests need this much on a small machine."""
+"""Limits for one program with all its tests; the slowest of HumanEval+ and MBPP+ need this much on a small machine."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
     kind: Kind
-    """The grader."""
+    """Grader."""
     domain: Domain
-    """Chooses the system prompt; empty: the domain of the training rows, as for test sets of the user."""
+    """Chooses the system prompt; empty for test sets of the user: the domain of the training data."""
     rows: int
     max_new_tokens: int
     version: int
-    """Raised when prompt or grader change, so that scores of two versions are never averaged."""
+    """Raised when prompt or grader change, so that scores of different versions are never averaged."""
     file: str
-    """Name of the local file, without its ending; the benchmark's own name is accepted too."""
+    """Name of the local file without its ending; the benchmark's own name is accepted too."""
     hub: Hub | None = None
-    """None: only from a file in `data_dir`."""
+    """Dataset on the Hub; None if a file in `data_dir` is the only source."""
     grading: dict[str, Any] = field(default_factory=dict)
-    """Options for the grader."""
+    """Options of the grader."""
     options: int = 0
-    """How many options each item of a choice benchmark has."""
+    """Number of options of each item of a choice benchmark."""
     source: str = ""
-    """Where a benchmark that is not on the Hub comes from."""
+    """Where to get a benchmark that is not on the Hub."""
     embedded: bool = False
     grader: str = ""
-    """Of a test set of the user: its grader as a recipe names it."""
+    """Grader of a test set of the user, as a recipe names it."""
     found: bool = False
-    """Whether that was found from the answers."""
+    """Whether that grader was chosen from the answers."""
 
 
 MAWPS = (
-    "It is dataset/mawps/testset.json of github.com/LYH-YF/MWPToolkit; copy it to mawps.json. What is called MAWPS on "
-    "the Hub holds other rows."
+    "It is dataset/mawps/testset.json of github.com/LYH-YF/MWPToolkit; copy it to mawps.json. "
+    "The Hub's MAWPS has other rows."
 )
 RECLOR = (
-    "Its authors give it away in a zip with a password, for research only (whyu.me/reclor); unpack it and copy its "
+    "Its authors distribute it as a zip with a password, for research only (whyu.me/reclor); unpack it and copy its "
     "val.json to reclor.json."
 )
 
@@ -93,34 +93,34 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 @dataclass(frozen=True)
 class Item:
-    """One problem: what the model reads, and what the grader takes."""
+    """One problem: what the model reads, and what the grader needs."""
 
     id: str
     question: str
-    """The user message."""
+    """User message."""
     gold: Any
-    """What `weakdriven.eval.grade` takes: a text, a letter, several of them, the tests of a program, or a row."""
+    """Gold answer for `weakdriven.eval.grade`: a text, a letter, several of them, the tests of a program, or a row."""
     options: list[str] | None = None
     level: str | None = None
     messages: list[dict[str, str]] | None = None
-    """The whole prompt, if it is more than the question."""
+    """Whole prompt, if it is more than the question."""
 
     def as_row(self) -> Row:
-        """Plain values, for JSON; `Item(**row)` is the inverse."""
+        """Return plain values for JSON; `Item(**row)` is the inverse."""
         return {name: value for name, value in vars(self).items() if name != "messages" or value}
 
     def answered(self, gold: Any, options: list[str] | None = None) -> "Item":
-        """The same with its right answer; of a list of one, that one."""
+        """Return the item with its right answer or answers; a list of one is unpacked."""
         return replace(self, gold=gold[0] if isinstance(gold, list) and len(gold) == 1 else gold, options=options)
 
     @property
     def shown_gold(self) -> Any:
-        """The right answer as a report shows it; the tests of a program are too long."""
+        """The right answer as a report shows it; None for programs, whose tests are too long."""
         return self.gold.get("row", {}).get("answer") if isinstance(self.gold, dict) else self.gold
 
 
 def benchmarks_named(names: str) -> list[Any]:
-    """Benchmarks from a command line: names and paths of test sets, separated by commas, or a list as in a recipe."""
+    """Parse --benchmarks: names and paths of test sets, separated by commas, or a list as in a recipe."""
     if names.lstrip().startswith("["):
         try:
             return load_yaml(names)
@@ -130,14 +130,14 @@ def benchmarks_named(names: str) -> list[Any]:
     for name in found:
         if name not in BENCHMARKS and not is_path(name):
             hint = "".join(f" Did you mean {near}?" for near in difflib.get_close_matches(name, BENCHMARKS, n=1))
-            raise UserError(f"There is no benchmark {name!r}.{hint} There are: {', '.join(BENCHMARKS)}.")
+            raise UserError(f"There is no benchmark {name!r}.{hint} Known benchmarks: {', '.join(BENCHMARKS)}.")
     if not found:
-        raise UserError(f"--benchmarks is empty; give names separated by commas, out of {', '.join(BENCHMARKS)}.")
+        raise UserError(f"--benchmarks is empty; give names separated by commas, from {', '.join(BENCHMARKS)}.")
     return found
 
 
 def benchmark_source(name: str, data_dir: str | None) -> str:
-    """Where the items of a benchmark are: the embedded set, a file in `data_dir`, or a dataset on the Hub."""
+    """Return where a benchmark's items are: the embedded set, a file in `data_dir`, or a dataset on the Hub."""
     entry = BENCHMARKS[name]
     if entry.embedded:
         return EMBEDDED
@@ -145,20 +145,20 @@ def benchmark_source(name: str, data_dir: str | None) -> str:
     wanted = " or ".join(f"{stem}.jsonl" for stem in stems)
     if data_dir is None:
         if entry.hub is None:
-            raise UserError(f"Benchmark {name} needs {DATA_DIR}, a folder that holds {wanted}. {entry.source}")
+            raise UserError(f"Benchmark {name} needs {DATA_DIR}, a folder with {wanted}. {entry.source}")
         return entry.hub.id
     folder = Path(data_dir).expanduser()
     for place, stem, ending in product((folder, folder / entry.domain), stems, ENDINGS):
         if (path := place / (stem + ending)).is_file():
             return str(path)
     raise UserError(
-        f"Benchmark {name}: there is no {wanted} in {data_dir} ({DATA_DIR}) nor in its folder {entry.domain}; "
+        f"Benchmark {name}: {data_dir} ({DATA_DIR}) and its folder {entry.domain} have no {wanted}; "
         f"{', '.join(ENDINGS[1:])} are read too. {entry.source}".strip()
     )
 
 
 def load_items(name: str, data_dir: str | None) -> list[Item]:
-    """All items of a benchmark; a missing field, a repeated id or a wrong number of rows is an error."""
+    """Load all items of a benchmark; raise an error for a missing field, a repeated id or a wrong number of rows."""
     source, entry = benchmark_source(name, data_dir), BENCHMARKS[name]
     rows = read_hub(entry.hub) if entry.hub and data_dir is None else read_rows(source, "test")
     items: dict[str, Item] = {}
@@ -169,15 +169,13 @@ def load_items(name: str, data_dir: str | None) -> list[Item]:
         except UserError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, SyntaxError) as error:
-            raise UserError(f"{where} is not in a layout that {name} is published in: {error}.") from error
+            raise UserError(f"{where} is not in a published layout of {name}: {error}.") from error
         if item.id in items:
             first = list(items).index(item.id) + 1
-            raise UserError(
-                f"{source} holds an id twice: {item.id!r} in rows {first} and {number}; ids must be unique."
-            )
+            raise UserError(f"{source}: id {item.id!r} is in rows {first} and {number}; ids must be unique.")
         items[item.id] = item
     if len(items) != entry.rows:
-        raise UserError(f"{source} holds {len(items)} items, but {name} has {entry.rows}; use the published test set.")
+        raise UserError(f"{source} has {len(items)} items, but {name} has {entry.rows}; use the published test set.")
     return list(items.values())
 
 
@@ -202,7 +200,7 @@ def as_item(name: str, row: Row, where: str) -> Item:
 
 
 def code_item(row: Row, where: str) -> Item:
-    """A function to write, with a test program (HumanEval+, MBPP+, BigCodeBench)."""
+    """Make an item with a function to write and a test program (HumanEval+, MBPP+, BigCodeBench)."""
     gold = {key: text_of(row, key, where) for key in ("id", "prompt", "entry_point", "test", "test_style")}
     if row.get("libs"):
         gold["libs"] = [str(library) for library in row["libs"]]  # pyright: ignore[reportArgumentType]
@@ -213,15 +211,15 @@ def code_item(row: Row, where: str) -> Item:
 
 
 def contest_item(row: Row, where: str) -> Item:
-    """A contest problem with inputs and outputs (LiveCodeBench)."""
+    """Make a contest problem with inputs and outputs (LiveCodeBench)."""
     identity, statement = text_of(row, "id", where), text_of(row, "question", where)
     tests, starter = row["tests"], str(row.get("starter_code") or "")
     for test in tests if isinstance(tests, list) and tests else [tests]:
         if not isinstance(test, dict) or not all(isinstance(test.get(key), str) for key in ("input", "output")):
-            raise UserError(f"{where}: tests is a list of objects with input and output as text; found {test!r:.200}.")
+            raise UserError(f"{where}: tests: expected objects with input and output as text, found {test!r:.200}.")
     kinds = sorted({str(test.get("testtype")) for test in tests})
     if kinds not in (["stdin"], ["functional"]):
-        raise UserError(f"{where}: all tests of a row are stdin or all are functional; found {', '.join(kinds)}.")
+        raise UserError(f"{where}: tests of a row must all be stdin or all functional; found {', '.join(kinds)}.")
     gold = {
         "id": identity,
         "prompt": statement,
@@ -246,32 +244,32 @@ def text_of(row: Row, key: str, where: str) -> str:
 
 
 def check_items(name: str, items: list[Item], entry: Benchmark | None = None, *, python: str | None = None) -> None:
-    """Refuse what would make right answers count as wrong: unreadable gold answers and missing libraries."""
+    """Raise an error for items whose right answers would count as wrong: unreadable gold answers, missing libraries."""
     entry = entry or BENCHMARKS[name]
     options = [item.options for item in items] if entry.kind == "choice" else None
     if bad := check_golds(entry.kind, [item.gold for item in items], options=options):
         first, place, other = items[bad[0]], items[bad[0]].id, ""
-        if entry.grader:  # a test set of the user, whose items are its rows
+        if entry.grader:  # a test set of the user: its items are its rows
             place, other = f"{entry.file}, row {bad[0] + 1}", ", or set another grader (exact compares texts)"
         raise UserError(
-            f"{name}: the grader {entry.kind} cannot read the gold answer of {len(bad)} items (first: {place}, "
+            f"{name}: the grader {entry.kind} cannot read the gold answers of {len(bad)} items (first: {place}, "
             f"{first.gold!r}); correct them{other}, because every answer to them would count as wrong."
         )
     if missing := missing_libraries(items, python):
         count = len(set().union(*missing.values()))
         raise UserError(
             f"{name}: {count} of {len(items)} items need libraries that are not installed, so every answer to them "
-            f"would count as wrong: {', '.join(missing)}. Install them here, or in another environment whose python is "
-            "given as code_python; for BigCodeBench, Requirements/requirements-eval.txt of "
+            f"would count as wrong: {', '.join(missing)}. Install them here, or in another environment and set "
+            "code_python to its Python; for BigCodeBench, Requirements/requirements-eval.txt of "
             "github.com/bigcode-project/bigcodebench lists the packages."
         )
 
 
 def missing_libraries(items: list[Item], python: str | None = None) -> dict[str, list[str]]:
-    """Modules that are not installed -> ids of the items that need them, by their `libs` or by their tests' imports.
+    """Map modules that are not installed to the items that need them, by their `libs` or their tests' imports.
 
     Args:
-        python: Interpreter whose packages generated code imports; this one unless given.
+        python: Interpreter whose packages generated code imports; by default this one.
     """
     needing: dict[str, list[str]] = {}
     for item in items:
@@ -285,12 +283,12 @@ def missing_libraries(items: list[Item], python: str | None = None) -> dict[str,
     try:
         missing = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     except (OSError, subprocess.CalledProcessError) as error:
-        raise UserError(f"code_python: {python} does not run as a Python interpreter ({error}).") from error
+        raise UserError(f"code_python: {python} is not a working Python interpreter ({error}).") from error
     return {name: needing[name] for name in sorted(missing, key=lambda name: -len(needing[name]))}
 
 
 def imports_of(program: str) -> set[str]:
-    """The top-level modules that a program imports; none if it is no Python."""
+    """Return the top-level modules that a program imports; none if it is not valid Python."""
     modules: list[str] = []
     with contextlib.suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(program)):

@@ -1,4 +1,4 @@
-"""The engine of a model: loaded or started when first needed, kept until another model is needed."""
+"""The engine of a model: loaded or started when first needed, and kept until another model is needed."""
 
 import gc
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from weakdriven.eval.generate import Engine
 
 @dataclass
 class Engines:
-    """One engine at a time, because each holds a model in memory."""
+    """Opens one engine at a time, because each holds a model in memory."""
 
     name: str = ""
     engine: Engine | None = None

@@ -1,4 +1,4 @@
-"""The engine of a model, of a run or outside one, and the prompts that it was trained with."""
+"""Open the engine of a model inside or outside a run, and find the prompt format that it was trained with."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import weakdriven.wmss.mixture  # noqa: F401 - registers its classes, so that a saved mixture loads
+import weakdriven.wmss.mixture  # noqa: F401 - registers the classes of saved mixtures
 from weakdriven.config.evaluation import EngineSettings
 from weakdriven.config.file import load_recipe
 from weakdriven.data.prompts import Renderer, give_chat_template
@@ -35,7 +35,7 @@ def local_engine(
 def served_engine(
     folder: Path, settings: EngineSettings, *, precision: str, longest: int, log: Path
 ) -> Iterator[Engine]:
-    """A vLLM server of one model folder whose cache holds `longest` tokens, stopped afterwards."""
+    """Run a vLLM server of a model folder, whose cache holds `longest` tokens, and stop it at the end."""
     assert settings.vllm_python is not None
     with serve(settings.vllm_python, folder, log=log, dtype=DTYPES[precision], max_model_len=longest) as url:
         yield ServerEngine(url)
@@ -47,7 +47,7 @@ def served_engine(
 def open_engine(
     target: TargetSettings, branch: ModelFolder, renderer: Renderer, *, longest: int, log: Path
 ) -> AbstractContextManager[Engine]:
-    """The engine of a model without a running server; `longest` counts the tokens of a prompt and its completion."""
+    """Open an engine without a running server; `longest` counts the tokens of a prompt and its completion."""
     if target.engine == "vllm":
         return served_engine(branch.folder, target, precision=target.precision, longest=longest, log=log)
     model = branch.load(target.precision, attention=target.attention, trust_remote_code=target.trust_remote_code)
@@ -56,9 +56,9 @@ def open_engine(
 
 
 def check_engine(target: TargetSettings, branch: ModelFolder) -> None:
-    """Refuse now what could not be started later."""
+    """Raise an error now for an engine that could not be started later."""
     if target.engine == "vllm" and branch.base is not None:
-        raise UserError(f"{target.model} is an adapter, and vLLM is given whole models here; merge it first.")
+        raise UserError(f"{target.model} is an adapter, but vLLM needs a whole model; merge the adapter first.")
     if is_mixture(branch.model) and (target.engine == "vllm" or target.batching == "continuous"):
         raise UserError(
             f"{target.model} is a mixture of two models, which only transformers' static batches support; set "
@@ -71,21 +71,21 @@ def check_engine(target: TargetSettings, branch: ModelFolder) -> None:
 
 
 def running_server(settings: EvaluationSettings, branch: ModelFolder) -> tuple[Engine, dict[str, str]]:
-    """The server at `url` and what it says it serves; an error if that is not the model that the scores would name."""
+    """Return the server at `url` and what it serves; raise an error if that is not the model to evaluate."""
     engine = ServerEngine(str(settings.url), model=settings.served_name, api_key=os.environ.get("VLLM_API_KEY"))
     served = engine.served()
     ours = {settings.model, Path(settings.model).name, str(branch.folder.resolve()), branch.folder.resolve().name}
     if settings.served_name is None and not ours & {served.name, served.folder, Path(served.folder).name}:
         raise UserError(
-            f"The server at {settings.url} serves {served.name} (from {served.folder or 'a place it does not name'}), "
-            f"and --model is {settings.model}; if they are the same, add served_name={served.name}."
+            f"The server at {settings.url} serves {served.name} (from {served.folder or 'an unknown folder'}), "
+            f"but --model is {settings.model}; if they are the same, add served_name={served.name}."
         )
     return engine, {"served": served.name, "served_from": served.folder}
 
 
 def find_renderer(target: TargetSettings, style: str | None, branch: ModelFolder) -> Renderer:
-    """The prompts that the model was trained with if its run's recipe is found, unless the settings say otherwise."""
-    # recipe of the run that the folder belongs to, if any: RUN/sft to RUN/round-1/strong/snapshots/25
+    """Return the prompt format of the model's training if its run's recipe is found, unless the settings differ."""
+    # the recipe of the run that the folder belongs to, if any: from RUN/sft to RUN/round-1/strong/snapshots/25
     recipes = (parent / RECIPE_FILE for parent in branch.folder.resolve().parents[:4])
     trained = next((load_recipe(str(recipe)) for recipe in recipes if recipe.is_file()), None)
     tokenizer = load_tokenizer(branch.tokenizer or branch.model, trust_remote_code=target.trust_remote_code)

@@ -1,7 +1,7 @@
-"""Rows as the benchmarks' authors publish them -> our fields.
+"""Convert rows as the benchmarks' authors publish them to our fields.
 
-What a layout lacks (an id, a letter, a test style) is filled in, the rest is renamed, and nothing is checked: a missing
-field stays missing, and `load_items` reports it.
+Missing ids, letters and test styles are filled in, other fields are renamed, and nothing is checked: a missing field
+stays missing, and `load_items` reports it.
 """
 
 import ast
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Hub:
-    """Where a dataset is on the Hub: a split of it, or one file where `datasets` cannot load the whole."""
+    """A split of a dataset on the Hub, or one of its files if `datasets` cannot load the whole."""
 
     id: str
     split: str = "test"
@@ -35,7 +35,7 @@ class Hub:
 
 
 def read_hub(hub: Hub) -> Iterator[Row]:
-    """The rows of a dataset on the Hub, in its own fields."""
+    """Read the rows of a dataset on the Hub, in its own fields."""
     import datasets
     import huggingface_hub
 
@@ -59,17 +59,17 @@ MARKS = {
     **{"svamp": "Body", "humaneval_plus": "task_id", "mbpp_plus": "test_list", "bigcodebench": "complete_prompt"},
     **{"livecodebench": "question_content", "logiqa2": "text", "reclor": "answers"},
 }
-"""A field that only the published layout of a benchmark has."""
+"""For each benchmark, a field that only its published layout has."""
 
 
 def our_fields(name: str, row: Row, number: int) -> Row:
-    """A row in our fields, whether it has them or those of its authors; `number` counts from 1."""
+    """Return a row in our fields; it may have ours or its authors'. `number` counts from 1."""
     published = MARKS[name] in row if name in MARKS else name == "gsm8k" and "id" not in row
     return converted(name, row, number) if published else row
 
 
 def converted(name: str, row: Row, number: int) -> Row:
-    """A published row in our fields; the comments list the fields of each layout."""
+    """Convert a published row to our fields; the comments list the fields of each layout."""
     match name:
         case "gsm8k":  # question, and answer, whose last line is "#### 18"
             _, mark, answer = str(row.get("answer", "")).rpartition("####")
@@ -127,18 +127,18 @@ def pick(row: Row, *fields: str) -> Row:
 
 
 def plain_number(value: Any) -> str | None:
-    """A whole number without its `.0`; other texts as they are."""
+    """Remove `.0` from a whole number; keep other texts."""
     return None if value is None else re.sub(r"^(-?\d+)\.0$", r"\1", str(value).strip())
 
 
 def letter_of(number: Any) -> Any:
-    """The letter of an option's number; anything else as it is, to be refused by `load_items`."""
+    """Return the letter of an option's number; keep anything else, so that `load_items` reports it."""
     is_option = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(LETTERS)
     return LETTERS[number] if is_option else number
 
 
 def called_function(example: str, code: str) -> str:
-    """The function of `code` that an assert calls; else the first called function that is not built in."""
+    """Find the function of `code` that an assert calls; else the first called function that is not built in."""
     try:
         defined = {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
         calls = [node.func for node in ast.walk(ast.parse(example.strip())) if isinstance(node, ast.Call)]
@@ -150,14 +150,14 @@ def called_function(example: str, code: str) -> str:
 
 
 class _TextOnly(pickle.Unpickler):
-    """A pickle can run any function it names. One that holds a text names none, so none is allowed."""
+    """Unpickles text only. A pickle can call any function that it names, and a pickled text names none."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        raise pickle.UnpicklingError(f"the tests name {module_name}.{global_name}, but may hold text only")
+        raise pickle.UnpicklingError(f"the tests name {module_name}.{global_name}, but they may only contain text")
 
 
 def unpack_tests(packed: str) -> list[Row]:
-    """LiveCodeBench's private tests: JSON, or JSON in a pickle in zlib in base64."""
+    """Decode LiveCodeBench's private tests: JSON, or JSON in a pickle in zlib in base64."""
     if packed.lstrip().startswith("["):
         return json.loads(packed)
     try:

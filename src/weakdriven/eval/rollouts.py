@@ -1,8 +1,8 @@
-"""Rollouts: several completions of each training prompt, verified while others are still being written.
+"""Rollouts: several completions of each training prompt, verified while others are still being generated.
 
-`rollouts.jsonl` holds the completions, `labels.jsonl` the verdict on each. Both only grow, so a killed run resumes
-where it was, and more samples later keep those that are there. A completion counts for the prompt it was generated
-from, a label for the terms it was given under.
+`rollouts.jsonl` holds the completions, `labels.jsonl` the verdict on each. Lines are only appended, so a killed run
+resumes where it stopped, and asking for more samples keeps the existing ones. A completion is valid for the prompt it
+was generated from, a label for the terms it was given under.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ from weakdriven.runs.processes import agree, index, is_main
 ROLLOUTS, LABELS = "rollouts.jsonl", "labels.jsonl"
 NOT_VERIFIED, RIGHT_BUT_CUT, REFUSED = "not verified", "right but cut off", "refused"
 UNDECIDED = (BAD_GOLD, BAD_TESTS, FAILED, VERIFIER_TIMEOUT, NOT_VERIFIED, RIGHT_BUT_CUT, REFUSED)
-"""Neither right nor wrong: faults of the verifier, the row, the token budget or a server, or not verified at all."""
+"""Reasons that mean neither right nor wrong: fault of verifier, row, token limit or server, or not verified."""
 
 
 class Rollout(NamedTuple):
-    """A completion and what became of it."""
+    """A completion and its verdict."""
 
     row: Row
     fault: Fault | None
@@ -36,12 +36,12 @@ class Rollout(NamedTuple):
 
 
 class Rollouts:
-    """The rollouts in one folder; `ask` adds those that are missing. Created by all processes of a run together.
+    """The rollouts in one folder; `ask` adds missing ones. All processes of a run create it together.
 
     Args:
         engine: Called only if a completion is missing, because it may load a model or start a server.
-        judge: Gives the fault of each completion, None for those that are right.
-        terms: What decides the label of an item's completions: its gold answer, and how that is compared.
+        judge: Returns the fault of each completion, None for a right one.
+        terms: Maps an item to what decides its labels: the gold answer and how it is compared.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Rollouts:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.engine, self.sampling, self.judge = folder, engine, sampling, judge
         self.seed, self.terms = seed, terms
-        # each process writes files of its own, and knows what all of them have written before
+        # each process writes its own files and knows what all of them have written before
         own = f"-{index()}.jsonl" if index() else ".jsonl"
         self.files = {name: folder / name.replace(".jsonl", own) for name in (ROLLOUTS, LABELS)}
         self.rows, self.labels = agree([self._read(name) for name in (ROLLOUTS, LABELS)] if is_main() else [{}, {}])
 
     def ask(self, asks: Sequence[Ask], on_done: Callable[[int], None] = lambda done: None) -> list[Rollout]:
-        """The rollout of every ask, in order; another thread judges completions while more are generated.
+        """Return the rollout of every ask, in order; another thread judges completions while more are generated.
 
         Args:
-            on_done: Given the number of completions that are written so far.
+            on_done: Called with the number of completions written so far.
         """
         shown = {(ask.id, ask.sample): ask.shown for ask in asks}
         judged: list[Future[None]] = []
@@ -77,7 +77,7 @@ class Rollouts:
                 judged.append(thread.submit(self._label, rows))
                 for verdict in judged:
                     if verdict.done():
-                        verdict.result()  # a verifier that cannot work ends the writing, too
+                        verdict.result()  # an error of the verifier stops generation too
                 on_done(sum(key in self.rows for key in shown))
 
             known = ((key, self.rows.get(key)) for key in shown)

@@ -1,7 +1,7 @@
-"""One model on one benchmark: generate -> samples.jsonl -> grade -> scores.json.
+"""One model on one benchmark: generate samples.jsonl, grade it, write scores.json.
 
-A folder of results is complete: `items.jsonl` holds what the grader needs, `samples.jsonl` what the model wrote and how
-it was graded, `scores.json` the numbers. `regrade` makes the last two again from the first two.
+A folder of results is self-contained: `items.jsonl` holds what the grader needs, `samples.jsonl` the completions and
+their grades, `scores.json` the numbers. `regrade` recomputes grades and scores from the first two.
 """
 
 import time
@@ -29,7 +29,7 @@ from weakdriven.runs.manifest import refuse_damage, rewriting
 from weakdriven.runs.processes import agree, gathered, index, is_main, share
 
 BLOCK = 256
-"""Samples that are graded between two updates of the progress."""
+"""Samples that are graded between two updates of the progress display."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Questions:
     """Items of a benchmark, and how answers to them are graded."""
 
     benchmark: str
-    """The name of the benchmark or test set."""
+    """Name of the benchmark or test set."""
     entry: Benchmark
     items: list[Item]
     k: list[int]
-    """pass@k to report."""
+    """Values of k for which pass@k is reported."""
     grading: dict[str, Any]
-    """What else decides the verdicts: `unsafe` and `python` for code, the grader of a test set of the user."""
+    """What else decides verdicts: `unsafe` and `python` for code, the grader of a user's test set."""
 
     def golds_key(self) -> str:
-        """Scores are compared under equal keys only."""
+        """Identify the items and gold answers; scores are compared only if their keys are equal."""
         rows: list[Any] = [item.as_row() for item in self.items]
         own = {name: value for name, value in self.grading.items() if name in ("grader", "source")}
         return digest([*rows, own] if own else rows)
@@ -61,7 +61,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class Task(Questions):
-    """A benchmark rendered for one tokenizer, and how its answers are sampled."""
+    """A benchmark rendered for one tokenizer, and how its completions are sampled."""
 
     prompts: list[str]
     prompt_ids: list[list[int]]
@@ -70,24 +70,24 @@ class Task(Questions):
     seed: int
 
     def protocol(self) -> dict[str, Any]:
-        """What decides the answers besides model and prompts; models are compared under equal protocols only."""
+        """Return what decides completions besides model and prompts; models are compared only if it is equal."""
         sampling = {name: getattr(self.sampling, name) for name in ("max_new_tokens", "temperature", "top_p")}
         return {"samples": self.samples, **sampling, "seed": self.seed if self.sampling.temperature > 0 else None}
 
     def longest(self) -> int:
-        """Tokens of the longest prompt and its completion."""
+        """Count the tokens of the longest prompt with its completion."""
         return max(map(len, self.prompt_ids)) + self.sampling.max_new_tokens
 
     def key(self) -> dict[str, Any]:
         return {**self.protocol(), "stop_ids": list(self.sampling.stop_ids)}
 
     def prompts_key(self) -> str:
-        """Key of what the model reads: a changed template or question needs new answers, a changed gold answer none."""
+        """Identify what the model reads: if a template or question changes, the model must generate again."""
         return digest([self.prompts, [item.id for item in self.items]])
 
 
 def prepare_task(benchmark: str | TestSet, renderer: Renderer, settings: EvalSettings, *, seed: int) -> Task:
-    """Load and render a benchmark; wrong row counts, missing fields and prompts over the limit are errors."""
+    """Load and render a benchmark; raise an error for wrong row counts, missing fields and too long prompts."""
     name, entry, items = load_benchmark(benchmark, settings.data_dir, renderer.domain)
     items = items[: settings.limit]
     renderer = replace(renderer, domain=entry.domain or renderer.domain)
@@ -98,7 +98,7 @@ def prepare_task(benchmark: str | TestSet, renderer: Renderer, settings: EvalSet
     if long := [f"{item.id} ({tokens} tokens)" for item, tokens in sizes if tokens > limit]:
         raise UserError(
             f"{name}: {len(long)} prompts are longer than max_prompt_tokens={limit}: {', '.join(long[:5])}"
-            f"{' ...' if len(long) > 5 else ''}. Raise max_prompt_tokens if the model has room for them."
+            f"{' ...' if len(long) > 5 else ''}. Raise max_prompt_tokens if the model's context is long enough."
         )
     asked, stops = settings.asking(), tuple(renderer.stop_ids)
     sampling = Sampling(token_budget(benchmark, settings), stops, asked["temperature"], asked["top_p"])
@@ -114,7 +114,7 @@ def prepare_task(benchmark: str | TestSet, renderer: Renderer, settings: EvalSet
 
 
 def prompt_of(item: Item, entry: Benchmark, style: str) -> list[Message]:
-    """The messages of an item; a test set of the user is asked as it is."""
+    """Build the messages of an item; only items of shipped benchmarks get the request for an answer form."""
     if item.messages:
         return item.messages
     asks = entry.domain and not entry.embedded
@@ -122,11 +122,11 @@ def prompt_of(item: Item, entry: Benchmark, style: str) -> list[Message]:
 
 
 def check_task(task: Task, positions: int | None = None) -> None:
-    """Refuse now what would fail after hours of generation: golds that cannot be read, code that cannot be run."""
+    """Raise errors now that would otherwise come after hours of generation: unreadable gold answers, no sandbox."""
     if positions is not None and task.longest() > positions:
         raise UserError(
-            f"{task.benchmark}: the longest prompt with {task.sampling.max_new_tokens} new tokens has "
-            f"{task.longest()}, and the model has {positions} positions; lower max_new_tokens."
+            f"{task.benchmark}: the longest prompt and {task.sampling.max_new_tokens} new tokens need "
+            f"{task.longest()} positions, but the model has {positions}; lower max_new_tokens."
         )
     check_items(task.benchmark, task.items, task.entry, python=task.grading.get("python"))
     if task.entry.kind == "code":
@@ -134,7 +134,7 @@ def check_task(task: Task, positions: int | None = None) -> None:
 
 
 def check_sandbox(*, python: str | None, unsafe: bool) -> None:
-    """Refuse to run generated programs where they cannot be isolated, or with an interpreter that is not there."""
+    """Raise an error if generated programs cannot be isolated here, or the interpreter does not exist."""
     interpreter(python)
     if not unsafe and isolation() == "none":
         raise UserError(no_isolation())
@@ -150,17 +150,17 @@ def evaluate(
     progress: Progress,
     spread: bool = True,
 ) -> dict[str, Any]:
-    """Generate, grade and score; what a killed try left in `work` is kept. Returns counters for a manifest.
+    """Generate, grade and score, keeping what a killed attempt left in `work`. Return counters for a manifest.
 
-    Of several processes each generates its share, and the main one grades.
+    Each of several processes generates its share; the main process grades.
 
     Args:
-        engine: Called only if an answer is missing, because it may load a model or start a server.
-        model: Key of the model, so that no average is taken over two models.
-        spread: False if the main process generates alone, as with one server for all processes.
+        engine: Called only if a completion is missing, because it may load a model or start a server.
+        model: Key of the model; scores of different models are never averaged.
+        spread: False if only the main process generates, as with one server for all processes.
     """
     if task.entry.found:
-        progress.note(f"grader {task.entry.grader}, found from the answers")
+        progress.note(f"grader {task.entry.grader}, chosen from the answers")
     file = work / (f"completions-{index()}.jsonl" if index() else "completions.jsonl")
     earlier = sorted(work.glob("completions*.jsonl"))
     done = agree(by_key([row for path in earlier for row in salvage_jsonl(path)]) if is_main() else {})
@@ -175,7 +175,8 @@ def evaluate(
 
     def note(rows: list[Row]) -> None:
         found.extend(rows)
-        progress.update(len(asks) - len(left) + len(found) * len(left) // len(mine), len(asks))  # all go as fast
+        # assumes that all processes are equally fast
+        progress.update(len(asks) - len(left) + len(found) * len(left) // len(mine), len(asks))
 
     collect(mine, engine, task.sampling, file, seed=task.seed, on_rows=note)
     done |= by_key(gathered(found))
@@ -195,9 +196,9 @@ def write_results(
     work: Path | None = None,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Grade samples and write items, samples and scores; returns counters for a manifest.
+    """Grade samples and write items, samples and scores; return counters for a manifest.
 
-    `terms` is what scores.json says besides the numbers; in `work` verdicts survive a kill.
+    `terms` are further fields of scores.json; verdicts in `work` survive a kill.
     """
     samples = grade_samples(questions, rows, work, progress)
     scores = questions.score(samples)
@@ -210,7 +211,7 @@ def write_results(
 
 def grade_samples(questions: Questions, rows: list[Row], work: Path | None, progress: Progress) -> list[Row]:
     entry, by_id = questions.entry, {item.id: item for item in questions.items}
-    # verdicts of an earlier try count only for the same golds and options of the grader
+    # verdicts of an earlier attempt are valid only for the same gold answers and grader options
     terms = digest([entry.version, questions.grading, [item.as_row() for item in questions.items]])
     file = work / f"verdicts-{terms}.jsonl" if work else None
     verdicts = salvage_jsonl(file) if file else []
@@ -237,7 +238,7 @@ def grade_samples(questions: Questions, rows: list[Row], work: Path | None, prog
 
 
 def regrade(folder: Path, questions: Questions, progress: Progress) -> None:
-    """Grade the saved samples of one benchmark again, with today's grader; nothing is generated."""
+    """Grade the saved samples of one benchmark again with the current grader, without generating."""
     old, rows = read_json(folder / BENCHMARK_SCORES), list(read_jsonl(folder / SAMPLES))
     begin, name = time.monotonic(), questions.benchmark
     progress.begin(name, f"graded as version {questions.entry.version}")
@@ -248,7 +249,7 @@ def regrade(folder: Path, questions: Questions, progress: Progress) -> None:
 
 
 def refresh(folder: Path, task: Task, progress: Progress) -> None:
-    """Grade a finished benchmark again if its grader, its gold answers or the k asked for have changed since."""
+    """Grade a finished benchmark again if its grader, its gold answers or the k asked for have changed."""
     refuse_damage(folder)
     old = read_json(folder / BENCHMARK_SCORES)
     now = {"version": task.entry.version, "golds": task.golds_key(), "grading": task.grading}

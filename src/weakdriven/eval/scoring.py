@@ -1,4 +1,4 @@
-"""Graded samples -> the numbers of a benchmark, and two models on the same items."""
+"""Turn graded samples into the scores of a benchmark, and compare two models on the same items."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ Sample = dict[str, Any]
 
 
 def score(benchmark: str, samples: Sequence[Sample], k: Sequence[int], *, version: int, rows: int) -> dict[str, Any]:
-    """All numbers of one benchmark; every fraction is a count over a count and can be checked from the samples.
+    """Compute all numbers of one benchmark; every fraction is a ratio of counts that can be checked from the samples.
 
     Args:
-        rows: Items of the whole benchmark.
+        rows: Number of items in the whole benchmark.
     """
     correct_P, n = correct_counts(samples)
     items, correct = len(correct_P), sum(correct_P)
@@ -58,7 +58,7 @@ def score(benchmark: str, samples: Sequence[Sample], k: Sequence[int], *, versio
 
 
 def interval(correct_P: Sequence[int], n: int) -> tuple[float, float]:
-    """95% interval of the accuracy; a bootstrap would have no width if all samples are right or all are wrong."""
+    """Compute the 95% interval of the accuracy; if all samples are equal, a bootstrap interval would have no width."""
     share = sum(correct_P) / (n * len(correct_P))
     if n == 1 or share in (0, 1):
         return wilson_interval(round(share * len(correct_P)), len(correct_P))
@@ -66,7 +66,7 @@ def interval(correct_P: Sequence[int], n: int) -> tuple[float, float]:
 
 
 def correct_counts(samples: Sequence[Sample]) -> tuple[list[int], int]:
-    """Right samples of each item, in order, and how many samples each has."""
+    """Return the number of right samples of each item, in order, and the number of samples per item."""
     right: dict[str, list[bool]] = {}
     for sample in samples:
         right.setdefault(sample["id"], []).append(sample["correct"])
@@ -85,19 +85,19 @@ def by_level(samples: Sequence[Sample]) -> dict[str, dict[str, int]]:
 
 
 def read_folder(folder: Path) -> dict[str, dict[str, Any]]:
-    """Scores by benchmark of a folder that `weakdriven eval` wrote, or of RUN/eval/MODEL; test sets come last."""
+    """Read the scores by benchmark from a folder of `weakdriven eval`, or RUN/eval/MODEL; test sets come last."""
     saved = {path.parent.name: read_json(path) for path in sorted(folder.glob(f"*/{BENCHMARK_SCORES}"))}
     own = [name for name, one in saved.items() if name not in BENCHMARKS and "test_set" in one]
     found = {name: saved[name] for name in (*BENCHMARKS, *own) if name in saved}
     if not found:
         below = sorted(path.parents[1] for path in folder.glob(f"[!.]*/**/{BENCHMARK_SCORES}"))
         hint = f"; did you mean {below[0]}?" if below else "; expected <benchmark>/scores.json in it."
-        raise UserError(f"{folder} holds no results of an evaluation{hint}")
+        raise UserError(f"{folder} has no results of an evaluation{hint}")
     return found
 
 
 def average(scores: dict[str, dict[str, Any]]) -> float | None:
-    """Mean accuracy over benchmarks; None if versions, models, sampling or completeness differ."""
+    """Average the accuracy over benchmarks; None if versions, models, sampling or completeness differ."""
     current = all(
         one["version"] == (BENCHMARKS[name].version if name in BENCHMARKS else VERSION) for name, one in scores.items()
     )
@@ -110,7 +110,7 @@ def average(scores: dict[str, dict[str, Any]]) -> float | None:
 
 @dataclass(frozen=True)
 class Compared:
-    """Model b against model a on one benchmark."""
+    """Model b compared with model a on one benchmark."""
 
     benchmark: str
     version: int
@@ -122,7 +122,7 @@ class Compared:
 
 
 def compare(folder_a: Path, folder_b: Path) -> tuple[list[Compared], list[str]]:
-    """Paired comparisons on all benchmarks that both have, and the names of those that only one has."""
+    """Compare both folders on all shared benchmarks; also return the names of the benchmarks that only one has."""
     scores_a, scores_b = read_folder(folder_a), read_folder(folder_b)
     common = [name for name in scores_a if name in scores_b]
     if not common:
@@ -146,12 +146,11 @@ def compare(folder_a: Path, folder_b: Path) -> tuple[list[Compared], list[str]]:
 def refuse_different_terms(name: str, a: dict[str, Any], b: dict[str, Any]) -> None:
     if a["golds"] != b["golds"]:
         raise UserError(
-            f"{name}: the two were graded on other items, options or gold answers, or by other graders; use one file "
-            "and the same limit."
+            f"{name}: their items, options, gold answers or graders differ; use one file and the same limit."
         )
-    remedies = {"version": "run weakdriven eval regrade on the older one"}
-    remedies |= dict.fromkeys(("samples", "temperature", "top_p", "max_new_tokens"), "sample both the same way")
+    remedies = {"version": "run weakdriven eval regrade on the older folder"}
+    remedies |= dict.fromkeys(("samples", "temperature", "top_p", "max_new_tokens"), "sample both alike")
     for key, remedy in remedies.items():
         first, second = ((scores | scores["protocol"])[key] for scores in (a, b))
         if first != second:
-            raise UserError(f"{name}: {key} is {first} in the first and {second} in the second; {remedy}.")
+            raise UserError(f"{name}: {key} is {first} in the first folder and {second} in the second; {remedy}.")

@@ -1,4 +1,4 @@
-"""Evaluate a model outside a recipe: each benchmark is a stage whose results are in ROOT/<benchmark>."""
+"""Evaluate a model outside a recipe: each benchmark is a stage with results in ROOT/<benchmark>."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -28,10 +28,10 @@ from weakdriven.runs.stage import Planned, Stage
 def evaluate_model(
     settings: EvaluationSettings, root: Path, progress: Progress, *, replace: bool = False
 ) -> dict[str, Any]:
-    """Generate, grade and score what is not done yet; returns the scores by benchmark.
+    """Generate, grade and score what is not done yet; return the scores by benchmark.
 
     Args:
-        replace: Replace finished results of other settings or another model; otherwise they are an error.
+        replace: Replace finished results of other settings or another model; otherwise they raise an error.
     """
     transformers_logging.disable_progress_bar()
     branch = open_model(settings.model)
@@ -58,7 +58,7 @@ def evaluate_model(
         inputs = {"model": key, "prompts": task.prompts_key()}
         return run.stage(task.benchmark, compute, settings=task.key() | decides, inputs=inputs, execution=execution)
 
-    with claim_run(root, "eval"):  # in run.json, in place of a recipe's name
+    with claim_run(root, "eval"):  # "eval" is written to run.json in place of a recipe's name
         plan = DryRun(root)
         for task in tasks:
             benchmark_stage(plan, task)
@@ -77,14 +77,14 @@ def evaluate_model(
 
 
 def regrade_folder(root: Path, settings: RegradeSettings, progress: Progress) -> dict[str, Any]:
-    """Grade all saved samples of a folder again, without a model; returns the scores by benchmark."""
+    """Grade all saved samples of a folder again, without a model; return the scores by benchmark."""
     scores = read_folder(root)
     entries = {name: recorded_benchmark(name, old) for name, old in scores.items()}
     for name, entry in entries.items():
         if entry.kind == "python" and not settings.trust_grader:
             raise UserError(
-                f"{name} is graded by {entry.grader}, code that the folder names; add trust_grader=true to run it, if "
-                "you know it."
+                f"{name} is graded by {entry.grader}, code that the folder names; if you know that code, add "
+                "trust_grader=true to run it."
             )
     progress.plan([Planned(name, "", "regrade") for name in scores])
     for name, old in scores.items():

@@ -1,4 +1,4 @@
-"""Statistics of graded samples: pass@k, intervals, two models on the same items, two methods under the same seeds.
+"""Statistics of graded samples: pass@k, intervals, and tests between two models or two methods.
 
 P = problems of a benchmark, B = draws, S = seeds. Numbers in, numbers out; no files, no models.
 """
@@ -14,33 +14,33 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float64]
 Numbers: TypeAlias = Sequence[float] | NDArray[np.generic]
 Scores: TypeAlias = Mapping[str, Floats]
-"""Benchmark -> share of right samples, (S, P); the same seeds in each."""
+"""By benchmark: share of right samples, (S, P), with the same seeds in each."""
 CONFIDENCE = 0.95
 DRAWS = 10_000
-EXACT = 1e-18  # a variance below is one of rounding
-CELLS = 2**22  # of the matrix of drawn rows that is in memory at once
+EXACT = 1e-18  # a smaller variance is a rounding error
+CELLS = 2**22  # size of the matrix of draws that is in memory at once
 
 
 def pass_at_k(correct_P: Numbers, n: int, k: int) -> float:
-    """Mean chance that k of a problem's n samples hold a correct one (Chen et al., 2021).
+    """Estimate the mean probability that at least one of k samples is right, from n samples (Chen et al., 2021).
 
     >>> pass_at_k(np.array([0, 1, 2]), n=2, k=1)
     0.5
     """
     if not 1 <= k <= n:
-        raise ValueError(f"pass@{k} of {n} samples: k must be from 1 to the number of samples.")
+        raise ValueError(f"pass@{k} of {n} samples: k must be between 1 and the number of samples.")
     counts = np.asarray(correct_P)
     if counts.size == 0:
-        raise ValueError("pass@k of no problems is not defined.")
+        raise ValueError("pass@k needs at least one problem.")
     if counts.min() < 0 or counts.max() > n or np.any(counts != counts.astype(np.int64)):
         raise ValueError(f"Correct samples per problem must be whole numbers from 0 to n={n}.")
     return float(np.mean([1 - math.comb(n - c, k) / math.comb(n, k) for c in counts.astype(np.int64).tolist()]))
 
 
 def wilson_interval(correct: int, items: int) -> tuple[float, float]:
-    """95% confidence interval of a proportion (Wilson score), which is sound at 0 and 1 too."""
+    """Compute the 95% Wilson interval of a proportion, which is valid at 0 and 1 too."""
     if not 0 <= correct <= items or items == 0:
-        raise ValueError(f"{correct} correct of {items} items is not a share.")
+        raise ValueError(f"{correct} correct of {items} items is not a proportion.")
     share, z = correct / items, 1.959964
     centre = share + z * z / (2 * items)
     spread = z * math.sqrt(share * (1 - share) / items + z * z / (4 * items * items))
@@ -49,17 +49,17 @@ def wilson_interval(correct: int, items: int) -> tuple[float, float]:
 
 
 def bootstrap_interval(values_P: Numbers, *, draws: int = DRAWS, seed: int = 42) -> tuple[float, float]:
-    """95% percentile bootstrap interval of a mean over problems, for values that are not just right or wrong."""
+    """Compute the 95% percentile bootstrap interval of a mean over problems, for values other than right and wrong."""
     values, rng = as_floats(values_P), np.random.default_rng(seed)
     drawn = (rng.integers(0, len(values), size=(rows, len(values))) for rows in batches(draws, len(values)))
     return percentiles(np.concatenate([values[places_BP].mean(axis=1) for places_BP in drawn]))
 
 
 def ratio_values(sums_P: Numbers, weights_P: Numbers) -> Floats:
-    """Values whose mean is the ratio of two sums, such as loss over tokens, for tests and intervals of means.
+    """Return values whose mean is the ratio of two sums, such as loss over tokens, for tests and intervals of means.
 
-    They are the ratio's linear approximation (the delta method): problems drawn with replacement have the ratio that is
-    the mean of their values, but for terms that fall with the number of problems.
+    They are the linear approximation of the ratio (delta method): if problems are drawn with replacement, the mean of
+    the values equals the ratio up to terms that vanish as the number of problems grows.
 
     >>> ratio_values([6.0, 1.0, 2.0], [3, 1, 2]).tolist()
     [2.25, 1.25, 1.0]
@@ -70,38 +70,38 @@ def ratio_values(sums_P: Numbers, weights_P: Numbers) -> Floats:
 
 
 def percentiles(drawn_B: Floats) -> tuple[float, float]:
-    """The interval that holds 95% of the draws."""
+    """Return the interval that contains 95% of the draws."""
     low, high = np.quantile(drawn_B, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Model b against model a on the same items."""
+    """Model b compared with model a on the same items."""
 
     difference: float
-    """Mean of b less mean of a."""
+    """Mean of b minus mean of a."""
     interval: tuple[float, float]
     """95% interval of the difference."""
     p_value: float
-    """Two-sided, that both models are equally good."""
+    """Two-sided p-value of the hypothesis that both models are equally good."""
     only_a: int | None = None
-    """Items that a has right and b has wrong; for right-or-wrong scores only."""
+    """Items that only a has right; for right-or-wrong scores only."""
     only_b: int | None = None
 
 
 def mcnemar(right_a_P: Numbers, right_b_P: Numbers, *, draws: int = DRAWS) -> Comparison:
-    """Two models that are right or wrong on the same items: exact binomial test on the items where they differ."""
+    """Compare right-or-wrong scores on the same items by an exact binomial test on the items where they differ."""
     differences = paired_differences(right_a_P, right_b_P)
     if not np.isin([*right_a_P, *right_b_P], [0, 1]).all():
-        raise ValueError("McNemar's test needs 0 and 1; use paired_bootstrap for means.")
+        raise ValueError("McNemar's test needs values 0 and 1; use paired_bootstrap for means.")
     only_a, only_b = int(np.sum(differences < 0)), int(np.sum(differences > 0))
     interval, p_value = bootstrap_interval(differences, draws=draws), binomial_p_value(only_a, only_b)
     return Comparison(float(np.mean(differences)), interval, p_value, only_a, only_b)
 
 
 def paired_bootstrap(a_P: Numbers, b_P: Numbers) -> Comparison:
-    """Two models' means over the same problems, such as mean@n or pass@k of each.
+    """Compare two models' means over the same problems, such as mean@n or pass@k.
 
     The interval draws problems with replacement; the p-value swaps the two models at random within each problem.
     """
@@ -111,13 +111,13 @@ def paired_bootstrap(a_P: Numbers, b_P: Numbers) -> Comparison:
 
 
 def binomial_p_value(losses: int, wins: int) -> float:
-    """Two-sided exact p-value of a split of fair coin throws at least as uneven as this one."""
+    """Compute the two-sided exact p-value that fair coin throws split at least as unevenly."""
     throws, fewer = losses + wins, min(losses, wins)
     return min(1.0, 2 * sum(math.comb(throws, heads) for heads in range(fewer + 1)) / 2**throws)
 
 
 def swap_p_value(differences_P: Floats, draws: int, seed: int) -> float:
-    """Share of random signs that give a mean difference at least as large; the observed signs count as one draw."""
+    """Return the share of random signs that give at least as large a mean difference, counting the observed signs."""
     observed = abs(differences_P.sum()) - 1e-12 * (1 + np.abs(differences_P).sum())
     rng, extreme = np.random.default_rng(seed), 0
     for rows in batches(draws, len(differences_P)):
@@ -127,7 +127,7 @@ def swap_p_value(differences_P: Floats, draws: int, seed: int) -> float:
 
 
 def batches(draws: int, problems: int) -> list[int]:
-    """Numbers of draws whose matrices stay small however many problems there are."""
+    """Split the draws into batches whose matrices stay small for any number of problems."""
     rows = max(1, CELLS // problems)
     return [min(rows, draws - start) for start in range(0, draws, rows)]
 
@@ -147,15 +147,15 @@ def as_floats(values_P: Numbers) -> Floats:
 
 @dataclass(frozen=True)
 class SeedComparison:
-    """Method b against method a, trained under the same seeds and evaluated on the same problems."""
+    """Method b compared with method a, trained with the same seeds and evaluated on the same problems."""
 
     difference: float
     interval: tuple[float, float]
     by_seed: tuple[float, ...]
     p_items: float
-    """For these trained models on other problems: the signs of the problems' differences are drawn at random."""
+    """p-value for these trained models on other problems: signs of the problems' differences are drawn at random."""
     p_seeds: float | None
-    """For other trainings on these problems: t-test over seeds. None for one seed, or if all differences are equal."""
+    """p-value for other trainings on these problems: t-test over seeds. None for one seed or equal differences."""
 
 
 def compare_seeds(a: Scores, b: Scores, *, draws: int = DRAWS, seed: int = 42) -> SeedComparison:
@@ -169,13 +169,13 @@ def compare_seeds(a: Scores, b: Scores, *, draws: int = DRAWS, seed: int = 42) -
 
 
 def compare_shares(a: Scores, b: Scores) -> SeedComparison:
-    """`compare_seeds` for right and wrong answers, whose interval is never a point."""
+    """Apply `compare_seeds` to right-or-wrong answers; the interval always has a positive width."""
     found = compare_seeds(a, b)
     return replace(found, interval=with_room(found.interval, a))
 
 
 def with_room(interval: tuple[float, float], scores: Scores) -> tuple[float, float]:
-    """An interval of shares, within -1 and 1; where they did not vary (all right, wrong or equal) as wide as Wilson's.
+    """Clip an interval of shares to [-1, 1]; where shares did not vary, make it as wide as Wilson's.
 
     >>> low, high = with_room((0.0, 0.0), {"arithmetic": np.zeros((2, 96))})
     >>> round(high, 6) == round(wilson_interval(0, 96)[1], 6), low == -high
@@ -188,30 +188,30 @@ def with_room(interval: tuple[float, float], scores: Scores) -> tuple[float, flo
 
 
 def score_of(scores: Scores) -> float:
-    """A method's accuracy, averaged over benchmarks and seeds."""
+    """Average a method's accuracy over benchmarks and seeds."""
     return float(np.mean(by_seed(scores)))
 
 
 def by_seed(scores: Scores) -> Floats:
-    """Mean over benchmarks for each seed."""
+    """Average over benchmarks for each seed."""
     return np.mean([values_SP.mean(axis=1) for values_SP in scores.values()], axis=0)
 
 
 def interval_of(*groups: Scores) -> tuple[float, float]:
-    """95% t interval of the groups' mean score, over other seeds and other problems.
+    """Compute the 95% t interval of the groups' mean score, for other seeds and other problems.
 
-    Seeds and problems are random factors. The variance of the mean is that of the seeds' means, which holds the
-    residual, and the problems' own component; degrees of freedom are Satterthwaite's. A simulation in the tests has 93
-    to 97% coverage with 3 and 5 seeds. One seed: over problems alone.
+    Seeds and problems are random factors. The variance of the mean is the variance of the seeds' means, which includes
+    the residual, plus the problems' own component; degrees of freedom follow Satterthwaite. In a simulation (see the
+    tests) coverage is 93 to 97% for 3 and 5 seeds. With one seed, only problems vary.
 
     Args:
-        groups: On the same problems, each with seeds of its own, such as the same method on several models.
+        groups: Scores on the same problems, each with its own seeds, such as one method on several models.
     """
     mean = float(np.mean([score_of(one) for one in groups]))
     seeds, problems, residual = variances(groups)
     seed, problem, rest = (sum(variance for variance, _ in part) for part in (seeds, problems, residual))
     total, used = (seed + problem - rest, seeds + problems + residual) if problem > rest else (seed, seeds)
-    if total < rest:  # seeds that agree by chance
+    if total < rest:  # the seeds agree by chance
         total, used = rest, residual
     if total < EXACT:
         return mean, mean
@@ -225,7 +225,7 @@ Parts: TypeAlias = list[tuple[float, int]]
 
 
 def variances(groups: Sequence[Scores]) -> tuple[Parts, Parts, Parts]:
-    """Variance of the groups' mean by seeds, by problems (both with the residual in them), and by the residual."""
+    """Estimate the variance of the groups' mean by seeds and by problems (both with the residual), and the residual."""
     share = 1 / len(groups)
     seeds, problems, residual = Parts(), Parts(), Parts()
     for scores in groups:
@@ -248,33 +248,33 @@ def variances(groups: Sequence[Scores]) -> tuple[Parts, Parts, Parts]:
 
 
 def item_p_value(differences: Scores, draws: int, seed: int) -> float:
-    """Share of random signs of the problems' differences that change the score at least as much."""
+    """Return the share of random signs of the problems' differences that change the score at least as much."""
     moved = [values_SP.mean(axis=0) / (values_SP.shape[1] * len(differences)) for values_SP in differences.values()]
     return swap_p_value(np.concatenate(moved), draws, seed)
 
 
 def t_test(values_S: Floats) -> float | None:
-    """Two-sided p-value that the mean is 0 (Student, one sample)."""
-    if len(values_S) < 2 or np.ptp(values_S) < 1e-9:  # equal but for rounding
+    """Compute the two-sided p-value of a zero mean (one-sample Student's t-test)."""
+    if len(values_S) < 2 or np.ptp(values_S) < 1e-9:  # equal up to rounding
         return None
     return t_chance(values_S.mean() / (values_S.std(ddof=1) / math.sqrt(len(values_S))), len(values_S) - 1)
 
 
 def t_chance(t: float, freedom: float) -> float:
-    """Two-sided p-value of Student's t."""
+    """Compute the two-sided p-value of Student's t."""
     angle, inside = t_angles(freedom)
     return float(1 - np.interp(math.atan(abs(t) / math.sqrt(freedom)), angle, inside))
 
 
 def t_quantile(freedom: float) -> float:
-    """Student's t with a two-sided p-value of 0.05; degrees of freedom of at least 1 need not be whole."""
+    """Return Student's t with a two-sided p-value of 0.05; degrees of freedom are at least 1 and may be fractional."""
     angle, inside = t_angles(freedom)
     return math.sqrt(freedom) * math.tan(float(np.interp(CONFIDENCE, inside, angle)))
 
 
 def t_angles(freedom: float) -> tuple[Floats, Floats]:
-    """Angles, and the chance that |t| is at most sqrt(freedom) * tan(angle)."""
-    # so written, Student's density is a power of the cosine; with many degrees of freedom it is near 0
+    """Return angles and, for each, the probability that |t| is at most sqrt(freedom) * tan(angle)."""
+    # in this form Student's density is a power of the cosine; with many degrees of freedom it is near 0
     step = np.linspace(0, 1, 2**10 + 1)
     angle = math.pi / 2 * step**2
     density = np.abs(np.cos(angle)) ** (freedom - 1) * step

@@ -1,4 +1,4 @@
-"""Test sets of one's own: rows with a question and its answer -> items; and one door to them and to the benchmarks.
+"""Test sets of the user: turn rows with a question and its answer into items; load them or a shipped benchmark.
 
 docs/how-to/evaluation.md lists the fields of a row and the graders.
 """
@@ -24,9 +24,9 @@ from weakdriven.runs.redact import without_login
 
 logger = logging.getLogger(__name__)
 SPLIT = "test"
-"""Split of a Hub dataset."""
+"""Split that is read from a Hub dataset."""
 VERSION, MAX_NEW_TOKENS = 1, 1024
-"""Of all test sets of one's own: raised when their prompts or graders change; and the token budget of a reply."""
+"""Version of the user's test sets, raised when their prompts or graders change; and default limit of new tokens."""
 NUMBER = re.compile(r"[+-]?\s?\$?\d[\d,]*(\.\d+)?(\s?/\s?\d+)?\s?%?")
 LATEX = re.compile(r"\\[a-zA-Z]+|\$.+\$|\w\^[\d{]")
 
@@ -40,17 +40,17 @@ class Loaded(NamedTuple):
 
 
 def load_benchmark(entry: str | TestSet, data_dir: str | None, domain: str = "") -> Loaded:
-    """A shipped benchmark, or a test set of the user, with all of its items.
+    """Load a shipped benchmark, or a test set of the user, with all of its items.
 
     Args:
-        domain: That of the training rows, which words the options of a test set's questions.
+        domain: Domain of the training data, which decides how the options of a test set's questions are worded.
     """
     if isinstance(entry, str):
         return Loaded(entry, BENCHMARKS[entry], load_items(entry, data_dir))
     source = without_login(entry.path)
     rows = [(f"{source}, row {number}", row) for number, row in enumerate(read_rows(entry.path, SPLIT), start=1)]
     if not rows:
-        raise UserError(f"{source}: there is no row in this test set.")
+        raise UserError(f"{source}: this test set has no rows.")
     examples = [read_example(row, number, where, domain) for number, (where, row) in enumerate(rows, start=1)]
     grader = entry.grader or find_grader(rows, examples)
     benchmark = own_benchmark(entry.path, grader, rows=len(rows), found=entry.grader is None)
@@ -62,7 +62,7 @@ def load_benchmark(entry: str | TestSet, data_dir: str | None, domain: str = "")
 
 
 def own_benchmark(path: str, grader: str, *, rows: int, found: bool) -> Benchmark:
-    """What the shipped table says of a benchmark, of a test set of the user."""
+    """Describe a test set of the user as the table of shipped benchmarks would."""
     kind: Any = "python" if grader.startswith(PYTHON) else grader
     options = {"math": {"boxed": False}, "code": CODE, "python": {"function": grader.removeprefix(PYTHON)}}
     return Benchmark(
@@ -79,7 +79,7 @@ def own_benchmark(path: str, grader: str, *, rows: int, found: bool) -> Benchmar
 
 
 def recorded_benchmark(name: str, scores: dict[str, Any]) -> Benchmark:
-    """The benchmark of saved results, whose scores.json describes a test set of the user."""
+    """Return the benchmark of saved results; scores.json describes it if it is a test set of the user."""
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     try:
@@ -88,13 +88,11 @@ def recorded_benchmark(name: str, scores: dict[str, Any]) -> Benchmark:
             return own_benchmark(facts["path"], facts["grader"], rows=facts["rows"], found=facts["found"])
     except (KeyError, TypeError, AttributeError):
         pass
-    raise UserError(
-        f"{name} is no benchmark, and its scores.json does not say which test set it is; evaluate it again."
-    )
+    raise UserError(f"{name} is not a benchmark, and its scores.json does not describe a test set; evaluate it again.")
 
 
 def grading_of(benchmark: Benchmark, settings: Any) -> dict[str, Any]:
-    """What decides verdicts besides items and version; saved answers are graded again when it changes."""
+    """Return what decides verdicts besides items and version; when it changes, saved answers are graded again."""
     found: dict[str, Any] = {"grader": benchmark.grader} if benchmark.grader else {}
     if benchmark.kind == "code":
         found |= {"unsafe": settings.unsafe, "python": settings.code_python}
@@ -104,20 +102,20 @@ def grading_of(benchmark: Benchmark, settings: Any) -> dict[str, Any]:
 
 
 def token_budget(entry: str | TestSet, settings: EvalSettings) -> int:
-    """New tokens of a reply: the test set's own, the recipe's for all benchmarks, or the benchmark's."""
+    """Choose the limit of new tokens: of the test set, else of the recipe for all benchmarks, else of the benchmark."""
     if isinstance(entry, str):
         return settings.max_new_tokens or BENCHMARKS[entry].max_new_tokens
     return entry.max_new_tokens or settings.max_new_tokens or MAX_NEW_TOKENS
 
 
 def count_items(entry: str | TestSet, limit: int | None) -> int:
-    """How many items will be evaluated; no row is parsed."""
+    """Count the items that will be evaluated without parsing rows."""
     rows = BENCHMARKS[entry].rows if isinstance(entry, str) else count_rows(entry.path, SPLIT)
     return min(limit or rows, rows)
 
 
 def read_example(row: Row, number: int, where: str, domain: str) -> Example:
-    """The prompt of a row as a training row of its layout has it."""
+    """Build the prompt of a row as for a training row of the same layout."""
     if layout_name(row) in (None, "text"):
         raise UserError(
             f"{where}: found the fields {', '.join(map(str, row)) or 'none'}; expected question, prompt or messages, "
@@ -128,7 +126,7 @@ def read_example(row: Row, number: int, where: str, domain: str) -> Example:
 
 
 def find_grader(rows: Sequence[tuple[str, Row]], examples: Sequence[Example]) -> str:
-    """Rows with options: choice; with tests: code; answers that are all numbers or LaTeX: math; else exact."""
+    """Choose a grader: choice for options, code for tests, math for numbers or LaTeX in all answers, else exact."""
     for grader, fits in (("choice", has_options), ("code", has_tests)):
         having = [fits(row) for _, row in rows]
         if all(having):
@@ -136,8 +134,8 @@ def find_grader(rows: Sequence[tuple[str, Row]], examples: Sequence[Example]) ->
         if any(having):
             what = {"choice": "options", "code": "tests"}[grader]
             raise UserError(
-                f"{rows[having.index(False)][0]} has no {what}, and row {having.index(True) + 1} has; a test set has "
-                "one grader: put such rows into a file of their own, or set its grader."
+                f"{rows[having.index(False)][0]} has no {what}, but row {having.index(True) + 1} has; a test set has "
+                "one grader: move such rows to a separate file, or set the grader."
             )
     answers = [answers_of(row, example, where) for (where, row), example in zip(rows, examples, strict=True)]
     mathematical = all(NUMBER.fullmatch(one.strip()) or LATEX.search(one) for each in answers for one in each)
@@ -153,13 +151,13 @@ def has_tests(row: Row) -> bool:
 
 
 def answers_of(row: Row, example: Example, where: str) -> list[str]:
-    """The right answers of a row, one or several."""
+    """Return the right answers of a row, one or several."""
     given = row.get("answer")
     found = given if isinstance(given, list) else [] if example.gold is None else [example.gold]
     if not found or any(one is None or not str(one).strip() for one in found):
         raise UserError(f"{where}: the field 'answer' is missing or empty; every row of a test set needs it.")
     if isinstance(given, dict) or not all(isinstance(one, str | int | float) for one in found):
-        raise UserError(f"{where}: the answer is {given!r:.80}; expected a text, a number, or a list of them.")
+        raise UserError(f"{where}: the answer is {given!r:.80}; expected a string, a number, or a list of them.")
     for one in found:
         refuse_broken_text(str(one), where)
     return [str(one) for one in found]
@@ -184,7 +182,7 @@ def make_item(kind: str, row: Row, example: Example, where: str) -> Item:
 
 
 def program_item(row: Row, where: str) -> Item:
-    """A programming problem in the fields of the shipped code benchmarks; how it is tested may be left out."""
+    """Make a programming problem in the fields of the shipped code benchmarks; guess a missing `test_style`."""
     if tests := row.get("tests"):
         kind = "functional" if row.get("func_name") else "stdin"
         tests = [{"testtype": kind, **test} if isinstance(test, dict) else test for test in tests]
@@ -194,7 +192,7 @@ def program_item(row: Row, where: str) -> Item:
 
 
 def letter_of(answer: str, options: list[str], where: str) -> str:
-    """The letter of a right answer, which may be given as the text of an option."""
+    """Return the letter of a right answer, which may be given as the text of an option."""
     same = [letter for letter, option in zip(LETTERS, options, strict=False) if option.strip() == answer.strip()]
     letter = same[0] if len(same) == 1 else gold_letter(answer, options)
     if letter is None:
@@ -206,7 +204,7 @@ def letter_of(answer: str, options: list[str], where: str) -> str:
 
 
 def refuse_repeats(source: str, items: Sequence[Item]) -> None:
-    """Raise an error for an id that comes twice, and for a question with two answers; warn of repeated questions."""
+    """Raise an error for repeated ids and for a question with two answers; warn of repeated questions."""
     ids: dict[str, int] = {}
     asked: dict[str, int] = {}
     repeats = 0
@@ -218,13 +216,11 @@ def refuse_repeats(source: str, items: Sequence[Item]) -> None:
             repeats += 1
             if isinstance(item.gold, str | list) and plain_golds(item) != plain_golds(items[first - 1]):
                 raise UserError(
-                    f"{source}: rows {first} and {number} ask the same question and have different answers; make one "
-                    "row of them, with a list of the right answers."
+                    f"{source}: rows {first} and {number} ask the same question with different answers; merge "
+                    "them into one row with a list of the right answers."
                 )
     if repeats:
-        logger.warning(
-            "%s: %d of %d rows repeat a question, which then counts several times.", source, repeats, len(items)
-        )
+        logger.warning("%s: %d of %d rows repeat a question, which is counted each time.", source, repeats, len(items))
 
 
 def plain_golds(item: Item) -> list[str]:

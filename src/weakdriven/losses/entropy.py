@@ -1,7 +1,7 @@
 """Entropy of a model's next-token distribution, and the likelihood of the true token, without a (T, V) tensor.
 
-T = tokens, R = rows of a tile, D = width, V = vocabulary. The rows are those of the mixed loss with no weak branch:
-one pass over the logits gives log-sum-exp and entropy together.
+T = tokens, R = rows of a tile, D = width, V = vocabulary. The row function is that of the mixed loss without a weak
+model: one pass over the logits gives both log-sum-exp and entropy.
 """
 
 from typing import NamedTuple
@@ -21,11 +21,11 @@ class TokenScores(NamedTuple):
     """One value per token, in float32 or better."""
 
     entropy_T: Tensor
-    """Of the whole distribution, in nats."""
+    """Entropy of the whole distribution, in nats."""
     nll_T: Tensor
     """Negative log-likelihood of the true token."""
     hit_T: Tensor | None = None
-    """1 where the true token has the largest logit, else 0; computed if asked for."""
+    """1 if the true token has the largest logit, else 0; None if not requested."""
 
 
 def token_entropy_reference(logits_TV: Tensor) -> Tensor:
@@ -34,10 +34,10 @@ def token_entropy_reference(logits_TV: Tensor) -> Tensor:
 
 
 def token_entropy(hidden_TD: Tensor, head_VD: Tensor | Head, *, implementation: Implementation = "auto") -> Tensor:
-    """Entropy (nats) of the next-token distribution after each hidden state; carries no gradient.
+    """Compute the entropy (nats) of the next-token distribution after each hidden state, without a gradient.
 
     Args:
-        head_VD: Weights, or a `Head` where the model has a bias or caps or scales its logits.
+        head_VD: Weights, or a `Head` if the model has a bias or caps or scales its logits.
         implementation: `triton` (CUDA) and `chunked` (plain torch) hold one tile of logits, `reference` all of them.
 
     >>> logits = torch.tensor([[4.0, 1, 0, -1], [2, 1.5, 0.5, 0]])
@@ -57,10 +57,10 @@ def token_scores(
     hits: bool = False,
     implementation: Implementation = "auto",
 ) -> TokenScores:
-    """Entropy, and the negative log-likelihood of the targets, from one pass over the logits.
+    """Compute the entropy and the negative log-likelihood of the targets in one pass over the logits.
 
     Args:
-        hits: Also find out whether each target has the largest logit, which is a second pass.
+        hits: Also find out whether each target has the largest logit, in a second pass.
 
     >>> scores = token_scores(torch.tensor([[4.0, 1, 0, -1]]), torch.eye(4), torch.tensor([0]))
     >>> [round(x.item(), 5) for x in scores[:2]]
@@ -92,10 +92,10 @@ def token_scores(
                 hit_T[begin:end] = _hits(logits_RV, target_R)
             result_T9[begin:end] = fill(logits_RV, None, target_R, mixing, statistics=True, gradients=NO_GRADIENT)
     found = MixStatistics(*result_T9.unbind(1))
-    # a certain prediction may come out a rounding error below zero
+    # the entropy of a fully confident prediction may be slightly negative by rounding
     return TokenScores(found.mixed_entropy.clamp_min(0), found.mixed_loss, hit_T)
 
 
 def _hits(logits_RV: Tensor, target_R: Tensor) -> Tensor:
-    """Scaling and capping logits, as some models do, does not change which one is the largest."""
+    """Compare the largest logit with the target; scaling and capping, as some models do, do not change which it is."""
     return (logits_RV.argmax(-1) == target_R).to(logits_RV.dtype)

@@ -1,4 +1,4 @@
-"""What turns hidden states into logits: weights, and what a model does to its logits after them.
+"""The output head, which turns hidden states into logits: weights, bias, and the scale and cap that some models add.
 
 T = tokens, D = width, V = vocabulary.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Head(NamedTuple):
-    """An output head: z = scale * (hidden @ weight.T + bias), then cap * tanh(z / cap) where there is a cap.
+    """An output head: z = scale * (hidden @ weight.T + bias), then cap * tanh(z / cap) if there is a cap.
 
     >>> Head(torch.eye(2), scale=0.5).logits(torch.tensor([[2.0, 4.0]])).tolist()
     [[1.0, 2.0]]
@@ -19,12 +19,12 @@ class Head(NamedTuple):
     weight_VD: Tensor
     bias_V: Tensor | None = None
     scale: float = 1.0
-    """Granite divides its logits by a number, Cohere multiplies them."""
+    """Factor of the logits, as in Granite and Cohere."""
     cap: float | None = None
-    """Gemma-2 keeps its logits inside (-cap, cap)."""
+    """Keeps the logits in (-cap, cap), as in Gemma-2."""
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        """All of them, in float32 or better: for references, never for training."""
+        """Compute all logits, in float32 or better; only for references, never for training."""
         raw_TV = hidden_TD @ self.weight_VD.to(hidden_TD.dtype).T
         raw_TV = raw_TV.to(torch.promote_types(raw_TV.dtype, torch.float32))
         if self.bias_V is not None:
@@ -33,7 +33,7 @@ class Head(NamedTuple):
         return raw_TV if self.cap is None else self.cap * (raw_TV / self.cap).tanh()
 
     def times(self, factor: float) -> "Head":
-        """The head whose logits are these times a positive factor, those that are capped too."""
+        """Return a head with these logits times a positive factor, after any cap."""
         return self._replace(scale=self.scale * factor, cap=None if self.cap is None else self.cap * factor)
 
 

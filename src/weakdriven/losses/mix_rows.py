@@ -1,4 +1,4 @@
-"""Rows of logits to loss, statistics and gradient in plain torch: what `losses/triton/mixed_ce.py` does in one kernel.
+"""Turns rows of logits into loss, statistics and gradient in plain torch, as `losses/triton/mixed_ce.py` in one kernel.
 
 R = rows of a tile, V = vocabulary.
 """
@@ -12,7 +12,7 @@ NO_GRADIENT, SHARED, SEPARATE = 0, 1, 2
 
 
 class Mixing(NamedTuple):
-    """How the logits of two models are scaled, capped (0: not at all) and mixed, in the kernel's order."""
+    """How the logits of two models are scaled, capped (0: no cap) and mixed, in the order of the kernel's arguments."""
 
     strong_weight: float = 1.0
     strong_anchor: float = 0.0
@@ -25,12 +25,13 @@ class Mixing(NamedTuple):
 def mix_rows(
     strong_RV: Tensor, weak_RV: Tensor | None, target_R: Tensor, mixing: Mixing, *, statistics: bool, gradients: int
 ) -> Tensor:
-    """Loss and statistics of each row, in the order of `MixStatistics`; NaN where not asked for.
+    """Compute each row's loss and statistics, in the order of `MixStatistics`; NaN if not requested.
 
     Args:
-        strong_RV: Raw logits. With `gradients` SHARED they become P_mix - onehot(y); with SEPARATE, the gradient of the
-            whole loss by the raw strong logits.
-        weak_RV: With SEPARATE they become the gradient by the raw weak logits. None: the mixture is the strong branch.
+        strong_RV: Raw logits, overwritten by a gradient: P_mix - onehot(y) if `gradients` is SHARED; the gradient of
+            the whole loss with respect to the raw strong logits if it is SEPARATE.
+        weak_RV: Raw logits; overwritten by their gradient if `gradients` is SEPARATE. None: the mixture is the strong
+            model alone.
     """
     strong_weight, strong_anchor, strong_scale, strong_cap, weak_scale, weak_cap = mixing
     place_R1 = target_R[:, None]
@@ -47,18 +48,18 @@ def mix_rows(
             # weak margin <= strong margin for every k  <=>  weak - strong is smallest at the target
             difference = weak - strong
             at_target_R1 = difference.gather(1, place_R1)
-            # a token that both models forbid gives NaN, which is not smaller than anything
+            # a token that both models forbid gives NaN, and a comparison with NaN is False
             result_R9[:, 5] = ~((difference < at_target_R1).any(-1) | at_target_R1[:, 0].isnan())
             del difference
             result_R9[:, 7] = strong_lse_R - _mean(strong, strong_lse_R)
             result_R9[:, 8] = weak_lse_R - _mean(weak, weak_lse_R)
     if weak is None:
         mixed = strong
-    elif strong_weight == 0:  # with an anchor; a logit of minus infinity, times 0, is not a number
+    elif strong_weight == 0:  # with an anchor; 0 * -inf would be NaN
         mixed = weak.clone()
-    else:  # over the strong logits where nobody reads them again
+    else:  # overwrites the strong logits if they are not read again
         mixed = strong.mul_(strong_weight) if gradients == SHARED else strong * strong_weight
-        # not torch.lerp, which subtracts: a logit of minus infinity would make it not a number
+        # not torch.lerp, which subtracts: -inf logits would give NaN
         mixed.add_(weak, alpha=1 - strong_weight)
     mixed_lse_R = mixed.logsumexp(-1)
     result_R9[:, 0] = mixed_lse_R - mixed.gather(1, place_R1)[:, 0]
@@ -76,7 +77,7 @@ def mix_rows(
     residual = mixed.clone() if mixed is strong and gradients == SEPARATE else mixed  # over what is not read again
     residual.sub_(mixed_lse_R[:, None]).exp_().scatter_add_(1, place_R1, hit)
     if gradients == SHARED:
-        if residual is not strong_RV:  # a wider copy of it
+        if residual is not strong_RV:  # it is a wider copy
             strong_RV.copy_(residual)
         return result_R9
     if weak is not None and weak_RV is not None:
@@ -90,10 +91,10 @@ def mix_rows(
 
 
 def _mean(z_RV: Tensor, lse_R: Tensor) -> Tensor:
-    """Expected logit under its own softmax; entropy is log-sum-exp minus this."""
+    """Compute the expected logit under the softmax; entropy is log-sum-exp minus this."""
     p_RV = (z_RV - lse_R[:, None]).exp_()
-    total_R = p_RV.sum(-1)  # not quite 1: large logits have a rounded log-sum-exp, and would magnify what is missing
-    return p_RV.mul_(z_RV).nansum(-1) / total_R  # 0 log 0 is 0; any other NaN is in the total
+    total_R = p_RV.sum(-1)  # not quite 1, as log-sum-exp is rounded; large logits would magnify the difference
+    return p_RV.mul_(z_RV).nansum(-1) / total_R  # 0 log 0 is 0; the total keeps any other NaN
 
 
 def capped(raw_RV: Tensor, scale: float, cap: float) -> Tensor:
@@ -103,5 +104,5 @@ def capped(raw_RV: Tensor, scale: float, cap: float) -> Tensor:
 
 
 def by_raw(gradient_RV: Tensor, z_RV: Tensor, factor: float, cap: float) -> Tensor:
-    """A factor times the gradient by the raw logits, from that by the capped ones, which are overwritten."""
+    """Turn the gradient by capped logits into that by raw logits, times a factor; overwrite the capped logits."""
     return z_RV.div_(cap).square_().neg_().add_(1).mul_(gradient_RV).mul_(factor) if cap else gradient_RV * factor

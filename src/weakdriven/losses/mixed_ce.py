@@ -2,9 +2,9 @@
 
 T = supervised tokens, R = rows of a tile, D / E = strong / weak width, V = vocabulary.
 
-The logits of a chunk of tokens are computed by the matrix library, turned into their own gradient in place by one
-element-wise pass (torch or Triton), and used up by two more products per branch: six products of T x D x V in all,
-which is as few as there can be. Nothing of size (T, V) exists.
+The matrix library computes the logits of a chunk of tokens, one element-wise pass (torch or Triton) turns them into
+their own gradient in place, and two more products per model consume them. These are six products of T x D x V, the
+minimum. Nothing of size (T, V) exists.
 """
 
 from functools import partial
@@ -25,7 +25,7 @@ IGNORE = -100
 
 
 class MixStatistics(NamedTuple):
-    """Sums over supervised tokens, for logging; they carry no gradient. NaN for a branch that did not run."""
+    """Sums over supervised tokens, for logging, without a gradient; NaN for a model that did not run."""
 
     mixed_loss: Tensor
     strong_loss: Tensor
@@ -35,7 +35,7 @@ class MixStatistics(NamedTuple):
     strong_probability: Tensor
     """Sum of P_strong(y)."""
     margin_tokens: Tensor
-    """Tokens on which no weak margin exceeds the strong one, so that mixing can only lower P(y) (paper Thm. 1)."""
+    """Number of tokens where no weak margin exceeds the strong one, so that mixing can only lower P(y) (Thm. 1)."""
     mixed_entropy: Tensor
     strong_entropy: Tensor
     weak_entropy: Tensor
@@ -43,7 +43,7 @@ class MixStatistics(NamedTuple):
 
 def mixed_cross_entropy_reference(strong_TV: Tensor, weak_TV: Tensor, target_T: Tensor, *, strong_weight: float):
     wide = torch.promote_types(strong_TV.dtype, torch.float32)
-    # a logit of minus infinity, times 0, is not a number
+    # 0 * -inf would be NaN
     strong_TV, weak_TV = (
         z if share else z.nan_to_num() for z, share in ((strong_TV, strong_weight), (weak_TV, 1 - strong_weight))
     )
@@ -62,16 +62,16 @@ def mixed_cross_entropy(
     reduction: Literal["sum", "mean"] = "sum",
     implementation: Implementation = "auto",
 ) -> Tensor:
-    """Cross-entropy of softmax(strong_weight * z_strong + (1 - strong_weight) * z_weak) against the targets.
+    """Compute the cross-entropy of softmax(strong_weight * z_strong + (1 - strong_weight) * z_weak).
 
-    Targets of -100 are left out before anything is computed. Products run in the precision of the hidden states, sums
-    in float32. Heads of different length are mixed over their common rows; one that counts alone keeps all of its own.
+    Targets of -100 are dropped first. Products run in the precision of the hidden states, sums in float32. Heads of
+    different length are mixed over their common rows.
 
     Args:
-        strong_head_VD: Weights, or a `Head` where the model has a bias or caps or scales its logits.
-        strong_weight: Share of the strong logits, in [0, 1]. At 0 and 1 the branch that does not count is not computed.
-            Paper: lambda.
-        reduction: `sum` over tokens, or `mean` over those that are not ignored.
+        strong_head_VD: Weights, or a `Head` if the model has a bias or caps or scales its logits.
+        strong_weight: Share of the strong logits, in [0, 1]; a model with share 0 is not computed, and the other one
+            keeps all rows of its head. Paper: lambda.
+        reduction: `sum` over tokens, or `mean` over tokens that are not ignored.
         implementation: `triton` (CUDA) and `chunked` (plain torch) hold one tile of logits, `reference` all of them.
 
     >>> strong, weak = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([[2, 1.5, 0.5, 0]])
@@ -81,7 +81,7 @@ def mixed_cross_entropy(
     if reduction not in ("sum", "mean"):
         raise UserError(f"reduction is {reduction!r}; expected 'sum' or 'mean'.")
     kept = target_T != IGNORE
-    if not kept.all():  # a copy only where there is something to leave out
+    if not kept.all():  # copies only if there is something to drop
         strong_TD, weak_TE, target_T = strong_TD[kept], weak_TE[kept], target_T[kept]
     strong, weak = as_head(strong_head_VD), as_head(weak_head_VE)
     rows = min(len(head.weight_VD) for head, share in ((strong, strong_weight), (weak, 1 - strong_weight)) if share)
@@ -108,13 +108,13 @@ def mixed_cross_entropy_with_statistics(
     implementation: Implementation = "auto",
     statistics: bool = True,
 ) -> tuple[Tensor, MixStatistics]:
-    """As `mixed_cross_entropy`, summed, for supervised targets only, with what is worth logging from the same pass.
+    """Compute the sum of `mixed_cross_entropy` over supervised targets, and statistics for logging in the same pass.
 
     Args:
-        strong_TD: Hidden states; those of a branch whose weight is 0 may be None.
-        strong_anchor: Weight of the strong branch's own cross-entropy, added to the mixed one.
-        scale: Factor of the loss, such as one over the tokens of the step. Given here, and not applied to the result,
-            it lets gradients be rounded to the tensors' precision once. The statistics are sums all the same.
+        strong_TD: Hidden states; may be None for a model with weight 0.
+        strong_anchor: Weight of the strong model's own cross-entropy, added to the mixed one.
+        scale: Factor of the loss, such as 1 / tokens of the step; not of the statistics. If it is given here and not
+            applied to the result, gradients are rounded to the tensors' precision only once.
     """
     if not 0 <= strong_weight <= 1:
         raise UserError(f"strong_weight is {strong_weight}; it must be between 0 and 1.")
@@ -124,7 +124,7 @@ def mixed_cross_entropy_with_statistics(
     if strong_runs and weak_runs:
         rows = min(len(strong.weight_VD), len(weak.weight_VD))
         strong, weak = first_rows(strong, rows), first_rows(weak, rows)
-    if not strong_runs:  # the weak branch is all there is
+    if not strong_runs:  # only the weak model runs
         same: dict[str, Any] = {"scale": scale, "implementation": implementation, "statistics": statistics}
         loss, alone = mixed_cross_entropy_with_statistics(weak_TE, weak, None, weak, target_T, strong_weight=1, **same)
         of_weak = {"weak_loss": alone.strong_loss, "weak_entropy": alone.strong_entropy}
@@ -164,14 +164,14 @@ def _mixed_ce(
     flags: list[bool],
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Loss, statistics, and the gradient of each of the first six tensors (empty where none is needed).
+    """Return loss, statistics, and the gradient of each of the first six tensors (empty if not needed).
 
-    Gradients are taken tile by tile in the forward pass, so that each logit is computed once and never kept. An
-    operator of its own, so that `torch.compile` takes it as a whole.
+    Gradients are computed tile by tile in the forward pass, so that each logit is computed once and never kept. This is
+    a custom operator, so that `torch.compile` treats it as a whole.
 
     Args:
         numbers: A `Mixing`, and the factor of the loss.
-        flags: Whether statistics are wanted, and whether Triton computes the rows.
+        flags: Whether to compute statistics, and whether Triton computes the rows.
         needs: Which of the first six tensors need a gradient.
     """
     *weights, scale = numbers
@@ -185,7 +185,7 @@ def _mixed_ce(
     gradients, factors = NO_GRADIENT, (1.0, 1.0)
     if any(needs) and (strong_anchor or strong_cap or weak_cap):
         gradients = SEPARATE
-    elif any(needs):  # each branch's gradient is a multiple of the mixed one, so one buffer serves both
+    elif any(needs):  # both models' gradients are multiples of the mixed one, in one buffer
         gradients, factors = SHARED, (strong_weight * strong_scale, (1 - strong_weight) * weak_scale)
     fill = partial(row_function(triton), mixing=mixing, statistics=statistics, gradients=gradients)
     chunk, tile = tile_rows(strong_TD, len(strong_head_VD), triton=triton, pair=weak is not None, gradients=gradients)
@@ -230,7 +230,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     hidden_TD, numbers, ctx.needs = inputs[0], inputs[7], inputs[-1]
     ctx.late = late_scale(numbers[-1], hidden_TD)
     ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # else zeros in the shape of every output would be made for the backward
+    ctx.set_materialize_grads(False)  # else autograd would create zeros in the shape of every output
     ctx.save_for_backward(*output[2:])
 
 
@@ -244,7 +244,7 @@ _mixed_ce.register_autograd(_scale, setup_context=_keep)
 def _reference(
     strong_TV: Tensor, weak_TV: Tensor | None, target_T: Tensor, mixing: Mixing, scale: float
 ) -> tuple[Tensor, MixStatistics]:
-    """As the operator, from logits that are scaled and capped already."""
+    """Compute what the operator does from logits that are already scaled and capped."""
     mixed_with_TV = strong_TV if weak_TV is None else weak_TV
     loss = mixed_cross_entropy_reference(strong_TV, mixed_with_TV, target_T, strong_weight=mixing.strong_weight)
     if mixing.strong_anchor:
@@ -255,7 +255,7 @@ def _reference(
 
 
 def targets(labels: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
-    """The next token of each position, or IGNORE; the end of one packed sequence does not predict the next one."""
+    """Return the next token of each position, or IGNORE; the end of a packed sequence does not predict the next one."""
     target = labels[:, 1:]
     if position_ids is not None and attention_mask is None:
         target = target.masked_fill(position_ids[:, 1:] == 0, IGNORE)

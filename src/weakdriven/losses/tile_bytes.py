@@ -1,5 +1,5 @@
-"""Memory for a tile of logits. A plan reads it without torch."""
+"""Memory for a tile of logits, readable without torch for plans."""
 
 TILE_BYTES = int(0.73 * 2**30)
-"""On an accelerator."""
+"""Bytes on an accelerator."""
 CPU_TILE_BYTES = 176 * 2**20

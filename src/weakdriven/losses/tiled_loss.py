@@ -1,4 +1,4 @@
-"""A loss over tiles of one trained model's logits, whatever its rows compute; nothing of size (T, V) exists.
+"""Computes a loss of one model's logits tile by tile, with any row function; nothing of size (T, V) exists.
 
 T = supervised tokens, R = rows of a tile, C = columns of results, D = width, V = vocabulary.
 """
@@ -16,17 +16,17 @@ from weakdriven.losses.mix_rows import SEPARATE, by_raw, capped
 from weakdriven.losses.tiles import tile_rows
 
 RowFunction = Callable[[Tensor, int, int, bool], Tensor]
-"""Raw logits (R, V) of tokens `begin` to `end` -> results (R, C), the loss first. If the last argument says so, the
-logits are overwritten by the gradient of their row's loss."""
+"""Takes raw logits (R, V) of tokens `begin` to `end` and returns results (R, C), the loss first. If the last argument
+is True, it overwrites the logits by the gradient of their row's loss."""
 
 
 def tiled_loss(
     hidden_TD: Tensor, head: Head, rows: RowFunction, *, columns: int, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Scaled sum of the rows' losses, and the sums of all columns, which carry no gradient.
+    """Return the scaled sum of the rows' losses, and the sums of all columns, without a gradient.
 
     Args:
-        scale: Factor of the loss; None: one over the tokens. Without tokens the loss is 0.
+        scale: Factor of the loss (default: 1 / T). Without tokens, the loss is 0.
     """
     scale = 1 / max(len(hidden_TD), 1) if scale is None else scale
     tensors = hidden_TD, head.weight_VD, head.bias_V
@@ -35,7 +35,7 @@ def tiled_loss(
 
 
 class _TiledLoss(torch.autograd.Function):
-    """Gradients are taken tile by tile in the forward pass, so that each logit is computed once and never kept."""
+    """Computes gradients tile by tile in the forward pass, so that each logit is computed once and never kept."""
 
     @staticmethod
     def forward(
@@ -49,7 +49,7 @@ class _TiledLoss(torch.autograd.Function):
         needs: list[bool],
     ) -> tuple[Tensor, Tensor]:
         branch, tokens = Branch(hidden_TD, head_VD, bias_V, needs), len(hidden_TD)
-        # rows in torch hold as much as those of two gradients
+        # row functions in torch need the memory of separate gradients
         tile, _ = tile_rows(hidden_TD, len(head_VD), triton=False, pair=False, gradients=SEPARATE)
         buffer_RV = hidden_TD.new_empty(min(tile, tokens), len(head_VD))
         sums_C = torch.zeros(columns, dtype=branch.wide, device=hidden_TD.device)
@@ -72,11 +72,11 @@ class _TiledLoss(torch.autograd.Function):
         return *scaled_once(ctx, scale), *(None,) * 4
 
 
-_apply: Any = torch.compiler.disable(_TiledLoss.apply)  # a loop over tiles, and nothing that a compiler could gain on
+_apply: Any = torch.compiler.disable(_TiledLoss.apply)  # a compiler gains nothing on a loop over tiles
 
 
 def log_softmax_(z_RV: Tensor) -> Tensor:
-    """In place, and finite, so that a logit of minus infinity to which the target gives nothing adds 0 to the loss."""
+    """Compute log-softmax in place and keep it finite, so that a -inf logit adds 0 to the loss if its target is 0."""
     return finite(z_RV.sub_(z_RV.logsumexp(-1, keepdim=True)))
 
 
@@ -85,7 +85,7 @@ def finite(log_p: Tensor) -> Tensor:
 
 
 def overwrite(raw_RV: Tensor, by_z_RV: Tensor, head: Head) -> None:
-    """Put the gradient by the raw logits over them, from that by the logits, which may be overwritten too."""
+    """Overwrite raw logits by their gradient, given the gradient by the final logits, which may be overwritten too."""
     if head.cap:
         by_z_RV = by_raw(by_z_RV, capped(raw_RV, head.scale, head.cap), head.scale, head.cap)
     elif head.scale != 1:

@@ -1,4 +1,4 @@
-"""How many rows of logits are held at a time, and what turns them into results: plain torch or Triton.
+"""Decides how many rows of logits are held at a time, and whether plain torch or Triton processes them.
 
 V = vocabulary, D = width, T = tokens.
 """
@@ -20,7 +20,7 @@ Implementation = Literal["auto", "reference", "chunked", "triton"]
 
 
 def use_triton(implementation: Implementation, hidden_TD: Tensor | None) -> bool:
-    """Whether Triton computes the rows; an implementation that cannot run on this tensor is refused."""
+    """Return whether Triton computes the rows; raise an error if the implementation cannot run on this tensor."""
     if implementation not in get_args(Implementation):
         raise UserError(f"implementation is {implementation!r}; expected one of {', '.join(get_args(Implementation))}.")
     on_cuda = hidden_TD is not None and hidden_TD.is_cuda
@@ -33,7 +33,7 @@ def use_triton(implementation: Implementation, hidden_TD: Tensor | None) -> bool
 
 
 def row_function(triton: bool) -> Callable[..., Tensor]:
-    """`mix_rows` of `losses/mix_rows.py`, or the kernel with the same contract."""
+    """Return `mix_rows` of `losses/mix_rows.py`, or the Triton kernel with the same contract."""
     if not triton:
         return mix_rows
     from weakdriven.losses.triton.mixed_ce import mix_rows as triton_rows
@@ -42,12 +42,12 @@ def row_function(triton: bool) -> Callable[..., Tensor]:
 
 
 def tile_rows(like: Tensor, vocabulary: int, *, triton: bool, pair: bool, gradients: int) -> tuple[int, int]:
-    """Rows of strong logits held at a time, and of weak ones: as many as the memory for logits allows.
+    """Return how many rows of strong and of weak logits to hold at a time: as many as the memory for logits allows.
 
-    Each chunk reads and writes the whole float32 sum of both heads' gradients, so long chunks pay; weak logits are
-    done with as soon as they are mixed, so theirs may be short where the gradient is shared.
+    Each chunk reads and writes the whole float32 sum of both heads' gradients, so long chunks are faster. Weak logits
+    are not needed once they are mixed, so their tiles may be short if the gradient is shared.
     """
-    if not triton:  # torch makes copies in float32
+    if not triton:  # torch copies in float32
         wide = torch.promote_types(like.dtype, torch.float32)
         copies = 3 if wide == like.dtype and gradients != SEPARATE else 4
         budget = TILE_BYTES if like.is_cuda else CPU_TILE_BYTES

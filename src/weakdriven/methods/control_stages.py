@@ -1,4 +1,4 @@
-"""Two stages that only controls need: a uniform draw of rows, and the compute of WMSS in rows of SFT."""
+"""Two stages for controls: a uniform draw of rows, and the compute of WMSS as a number of SFT rows."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from weakdriven.training.arguments import training_order
 
 
 def uniform_draw(context: Context, name: str, round_number: int, data: Stage, active: Stage) -> Stage:
-    """As many rows as `active` has, drawn uniformly; with replacement unless `selection.dedup` is set."""
+    """Draw as many rows as `active` has, uniformly; with replacement unless `selection.dedup` is set."""
     recipe = context.recipe
     seed = [recipe.seed, round_number, 1]
 
@@ -39,15 +39,15 @@ def uniform_draw(context: Context, name: str, round_number: int, data: Stage, ac
 class TokenCosts:
     """Compute per token, in forward passes of one model.
 
-    The backward pass counts 2, or 1 with `lora`, where frozen weights need no gradient. Recomputed activations do not
-    count, nor does the part of attention that grows with the length.
+    The backward pass counts 2, or 1 with `lora`, because frozen weights need no gradient. Recomputed activations and
+    the part of attention that grows with the length are not counted.
     """
 
     sft: int
     pair: int
-    """Joint training: as SFT for each trained model, 1 for a frozen weak one."""
+    """Joint training: the cost of SFT for each trained model, 1 for a frozen weak model."""
     scans: int
-    """Entropy scans of the whole data: of M0 to M_K in K rounds."""
+    """Number of entropy scans of all data: in K rounds, of M0 to M_K."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> "TokenCosts":
@@ -56,12 +56,12 @@ class TokenCosts:
         return cls(sft, sft + weak, joint.rounds + 1 if recipe.selection.enabled else 0)
 
     def in_sft_rows(self, forward_tokens: float, mean_length: float) -> int:
-        """Rows of SFT of average length that cost as much."""
+        """Convert compute into the number of average SFT rows that cost the same."""
         return max(round(forward_tokens / (self.sft * mean_length)), 1)
 
 
 def wmss_budget(context: Context, name: str, data: Stage, actives: list[Stage | None]) -> Stage:
-    """The compute of WMSS in rows of SFT of average length: phase 1 unless M1 was given, all scans, all rounds."""
+    """Convert the compute of WMSS into average SFT rows: phase 1 unless M1 was given, all scans, all rounds."""
     recipe = context.recipe
     sft, joint, costs = recipe.sft, recipe.joint, TokenCosts.of(recipe)
     trains_first = context.given_strong is None

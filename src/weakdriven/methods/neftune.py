@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EmbeddingNoise:
-    """How much noise, and of which kind."""
+    """Size and kind of the noise."""
 
     scale: float
-    """Alpha of `uniform` noise, sigma of `gaussian` noise; 0 is no noise at all."""
+    """Alpha of `uniform` noise or sigma of `gaussian` noise; 0 adds no noise."""
     kind: Literal["uniform", "gaussian"] = "uniform"
-    """`uniform`: alpha / sqrt(L D) times u in (-1, 1), as in NEFTune. `gaussian`: sigma / sqrt(L) times N(0, 1)."""
+    """`uniform`: alpha / sqrt(L D) * U(-1, 1), as in NEFTune. `gaussian`: sigma / sqrt(L) * N(0, 1)."""
     padded: bool = False
-    """L is the padded length, and padding gets noise too, as upstream; otherwise L is each sequence's own length."""
+    """If True, L is the padded length and padding gets noise too, as upstream; else L is each sequence's length."""
 
     def draw(self, length: int, shape: tuple[int, ...], generator: "torch.Generator") -> "torch.Tensor":
-        """Noise for sequences of this length; the last dimension of `shape` is D."""
+        """Draw noise for sequences of this length; the last dimension of `shape` is D."""
         import torch
 
         options: dict[str, Any] = {"generator": generator, "device": generator.device}
@@ -46,9 +46,9 @@ class NoisyEmbeddings(Variant):
 
     @contextmanager
     def training(self, model: "PreTrainedModel | PeftModel", *, seed: list[int]) -> "Iterator[list[TrainerCallback]]":
-        """Evaluation, generation and scans see no noise: it needs training mode and recorded gradients.
+        """Add noise in training mode while gradients are recorded, so not in evaluation, generation or scans.
 
-        Seed and step decide the noise, so a resumed run draws the same noise as an uninterrupted one.
+        The noise depends on seed and step, so a resumed run draws the same noise as an uninterrupted one.
         """
         from weakdriven.methods.noise_callback import NoiseCallback
         from weakdriven.models.head import causal_lm
@@ -60,11 +60,11 @@ class NoisyEmbeddings(Variant):
         inner: Any = causal_lm(model)
         if (factor := getattr(inner.config.get_text_config(), "embedding_multiplier", 1)) not in (None, 1):
             raise UserError(
-                f"{type(inner).__name__} multiplies its embeddings by {factor} where no noise can be added after it; "
+                f"{type(inner).__name__} multiplies its embeddings by {factor}, and noise cannot be added after that; "
                 "train this model without embedding noise."
             )
         with (
             inner.base_model.register_forward_pre_hook(callback.read_mask, with_kwargs=True),
-            inner.get_input_embeddings().register_forward_hook(callback.add_noise),  # Gemma's has scaled its output
+            inner.get_input_embeddings().register_forward_hook(callback.add_noise),  # Gemma's output is already scaled
         ):
             yield [callback]

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 Draw = Callable[[int, tuple[int, ...], torch.Generator], Tensor]
-"""Noise for sequences of a length, in a shape."""
+"""Draws noise for sequences of a length, in a shape."""
 
 
 class NoiseCallback(TrainerCallback):
-    """Adds the noise and logs its size; the trainer's callbacks give the step."""
+    """Adds the noise and logs its size; as a callback, it knows the step."""
 
     def __init__(self, draw: Draw, seed: list[int], *, padded: bool):
         self.draw, self.seed, self.padded = draw, seed, padded
@@ -24,7 +24,7 @@ class NoiseCallback(TrainerCallback):
         self.step = self.process = 0
         self.mask_BL: Any = None
         self.squares: Tensor | None = None
-        """Sums of squares of noise and of embeddings, and the count of each, since the last log."""
+        """Sum of squares of the noise, sum of squares of the embeddings, and the count of both, since the last log."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.process = args.process_index
@@ -53,7 +53,7 @@ class NoiseCallback(TrainerCallback):
             noise_BLD = self.draw(width, shape, self.generator)
         else:
             noise_BLD = torch.zeros(shape, device=embedding_BLD.device)
-            # one by one and without padding, so that the same examples get the same noise in micro-batches of any size
+            # row by row and without padding, so that the noise does not depend on the size of micro-batches
             for row, length in enumerate(self.mask_BL.sum(1).tolist()):
                 noise_BLD[row, :length] = self.draw(length, (length, size), self.generator)
         real_BL = embedding_BLD.new_ones(shape[:2]) if self.mask_BL is None else self.mask_BL.float()

@@ -30,7 +30,7 @@ class OtherLoss(Variant):
 
 @dataclass(frozen=True)
 class ScaledLogits:
-    """Cross-entropy of softmax(strong_weight * z): what mixing does to the strong logits, without a weak model."""
+    """Cross-entropy of softmax(strong_weight * z): the effect of mixing on the strong logits, without a weak model."""
 
     strong_weight: float
     """Factor of the logits, more than 0; 1 is plain cross-entropy. Paper: lambda."""
@@ -62,7 +62,7 @@ class AdjustedLogits:
 
 @dataclass(frozen=True)
 class NoisedLogits:
-    """What the WMSS paper calls UNDIAL; each step has noise of its own."""
+    """What the WMSS paper calls UNDIAL; each step draws new noise."""
 
     sigma: float
     site: Literal["target_logit", "logits"]

@@ -1,4 +1,4 @@
-"""RFT (Yuan et al., 2023): M1 trained further on the data and on its own completions that a verifier accepts."""
+"""RFT (Yuan et al., 2023): trains M1 further on the data and on its own completions that a verifier accepts."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -23,22 +23,22 @@ from weakdriven.stages.model_stage import TrainingSet, supervised_stage
 
 REPEATED = "repeats the data or an earlier sample"
 ADVICE = (
-    "rft needs right samples that are not in the data yet: ask for more of them or at a higher temperature "
-    "(rft.rollouts), or take problems that the model solves sometimes."
+    "rft needs right samples that are not in the data yet: draw more samples or raise the temperature "
+    "(rft.rollouts), or use problems that the model sometimes solves."
 )
 BATCH = 1000
 """Rows in memory at a time."""
 
 
 def rft(context: Context, data: Stage) -> Model:
-    """M1's own completions, verified and without repeats, next to the data."""
+    """Train M1 on the data and on its own completions, verified and without repeats."""
     start = first_strong(context, data)
     rollouts = rollout_stage(context, "rft", start, data, context.recipe.rft.rollouts)
     return train_verified(context, "rft", start, verified_stage(context, "rft", data, rollouts))
 
 
 def train_verified(context: Context, name: str, start: Model, rows: Stage) -> Model:
-    """SFT as in `sft_restart`, in one phase: the settings of `joint`, for all of its epochs, with a fresh optimizer."""
+    """Train as `sft_restart`, but in one phase: the settings of `joint`, all its epochs and a new optimizer."""
     joint = context.recipe.joint
     settings, epochs = joint.model_copy(update={"enabled": False}), joint.rounds * joint.epochs
     examples = TrainingSet(rows, verified=True)
@@ -46,7 +46,7 @@ def train_verified(context: Context, name: str, start: Model, rows: Stage) -> Mo
 
 
 def verified_stage(context: Context, name: str, data: Stage, rollouts: Stage) -> Stage:
-    """The tokens of the data and of the kept rollouts, and a funnel of the rollouts; nothing kept is an error."""
+    """Write the tokens of the data and of the kept rollouts, and a funnel; raise an error if no rollout is kept."""
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         funnel, counted, solved = Funnel(), Counter[str](), set[str]()
@@ -75,7 +75,7 @@ def verified_stage(context: Context, name: str, data: Stage, rollouts: Stage) ->
 
 
 def own_rows(context: Context, data: Stage, rollouts: Stage, funnel: Funnel) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Id of the example, and tokens of each right rollout whose text is new."""
+    """Yield the example's id and the tokens of each right rollout whose text is new."""
     for example, tried in with_rollouts(examples_of(data), read_rollouts(rollouts)):
         seen = {example.completion.strip()}
         for one in tried:
@@ -89,7 +89,7 @@ def own_rows(context: Context, data: Stage, rollouts: Stage, funnel: Funnel) -> 
             seen.add(text.strip())
             own = replace(example, id=f"{example.id}#own{one.row['sample']}", completion=text, all_turns=False)
             row = tokenize(own, context.renderer, context.recipe.data.max_length)
-            if row["truncated"]:  # tokenised again it may be longer than what was sampled
+            if row["truncated"]:  # tokenised again, it may be longer than when sampled
                 funnel.drop("longer than data.max_length", example.id, f"sample {one.row['sample']}")
                 continue
             funnel.keep()

@@ -1,6 +1,6 @@
 """TRL's SFTTrainer with another loss on the same tokens (`other_loss.py`, SSB).
 
-T = supervised tokens of a batch, B = rows, L = width of the batch, D / E = width of the model / of its teacher.
+T = supervised tokens of a batch, B = rows, L = padded length, D / E = width of the model / of its teacher.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from weakdriven.training.upstream import require_call
 
 
 class Tokens(NamedTuple):
-    """The supervised tokens of a batch, and what predicts them."""
+    """The supervised tokens of a batch, with the hidden states that predict them."""
 
     hidden_TD: Tensor
     head: Head
@@ -30,25 +30,25 @@ class Tokens(NamedTuple):
     """Unique within the step, and independent of the size of the micro-batches."""
     step: int
     scale: float
-    """One over the supervised tokens of the step."""
+    """1 / supervised tokens of the step."""
     teacher_TE: Tensor | None
     teacher_head: Head | None
     batch: dict[str, Any]
 
 
 TokenLoss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
-"""Gives the loss, and sums over tokens to log, under their names."""
+"""Returns the loss, and sums over tokens to log by name."""
 
 
 class TokenLossTrainer(EvaluatingTrainer):
-    """TRL's `SFTTrainer` with a `TokenLoss`, whose sums are logged as means, and perhaps a frozen teacher."""
+    """TRL's `SFTTrainer` with a `TokenLoss`, whose sums are logged as means, and an optional frozen teacher."""
 
-    loss_is_scaled_for_ga = True  # it is divided by num_items_in_batch, the tokens of the whole step
+    loss_is_scaled_for_ga = True  # the loss is divided by the tokens of the whole step
 
     def __init__(self, *args: Any, token_loss: TokenLoss, teacher: Any = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.token_loss, self.teacher = token_loss, teacher
-        self.model_accepts_loss_kwargs = True  # else num_items_in_batch is not counted
+        self.model_accepts_loss_kwargs = True  # else Trainer does not count num_items_in_batch
         refuse_other_logits(self.model, "model")  # pyright: ignore
         if teacher is not None:
             refuse_other_logits(teacher.requires_grad_(False).eval(), "teacher")
@@ -56,7 +56,7 @@ class TokenLossTrainer(EvaluatingTrainer):
         self._step_rows = (-1, 0)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As upstream, with the teacher in the attention that the model is trained in."""
+        """Train as upstream; the teacher uses the same attention as the model."""
         with trained_attention(self.teacher) if self.teacher is not None else nullcontext():
             return super().train(*args, **kwargs)
 
@@ -73,10 +73,10 @@ class TokenLossTrainer(EvaluatingTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        if not model.training:  # evaluation: the cross-entropy, as for every other method
+        if not model.training:  # evaluation uses cross-entropy, as for every method
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         require_call("Trainer.get_batch_samples", num_items_in_batch is not None)
-        with self.accelerator.autocast():  # else only a call of the whole model would get it
+        with self.accelerator.autocast():  # else only a call of the whole model would use it
             tokens = self._tokens(self.accelerator.unwrap_model(model), inputs, num_items_in_batch)
             loss, sums = self.token_loss(tokens)
         # filled on the device, because copying a number would synchronise
@@ -86,10 +86,10 @@ class TokenLossTrainer(EvaluatingTrainer):
         return (loss, {"loss": loss}) if return_outputs else loss
 
     def _tokens(self, model: Any, inputs: dict[str, Any], items: Any) -> Tokens:
-        first_row = self._step_rows[1] if self._step_rows[0] == self.state.global_step else 0  # of this micro-batch
+        first_row = self._step_rows[1] if self._step_rows[0] == self.state.global_step else 0  # in this micro-batch
         self._step_rows = (self.state.global_step, first_row + len(inputs["attention_mask"]))
         target_BL, mask_BL = targets(inputs["labels"]), inputs["attention_mask"]
-        # both wait for the GPU, so they come before the models run and it has something to do
+        # both wait for the GPU, so they come before its queue is filled
         place = (target_BL != IGNORE).flatten().nonzero()[:, 0]
         scale = 1 / max(float(len(place) if items is None else items), 1.0)
         row, column = place // target_BL.shape[1], place % target_BL.shape[1]

@@ -14,10 +14,10 @@ from weakdriven.training.variant import PLAIN, Variant
 
 
 def wmss(context: Context, data: Stage, rounds: int) -> list[Model]:
-    """M0, M1, ... M_{rounds + 1}; the last is the result."""
+    """Return M0, M1, ... M_{rounds + 1}; the last is the result."""
     recipe = context.recipe
     if recipe.selection.enabled and recipe.joint.weak_snapshot is None:
-        entropy_stage(context, context.base, data)  # first, so that its errors show before hours of training
+        entropy_stage(context, context.base, data)  # first, so that errors show before hours of training
     models = [context.base, first_strong(context, data)]
     for round_number in range(1, rounds + 1):
         weak, strong = pair_of(context, models, round_number)
@@ -29,7 +29,7 @@ def wmss(context: Context, data: Stage, rounds: int) -> list[Model]:
 
 
 def first_strong(context: Context, data: Stage) -> Model:
-    """M1: M0 after supervised fine-tuning, or the model that the recipe gives."""
+    """Return M1: M0 after supervised fine-tuning, or the model that the recipe gives."""
     settings = context.recipe.sft
     return context.given_strong or supervised_stage(
         context, "sft", context.base, TrainingSet(data), settings, epochs=settings.epochs
@@ -37,7 +37,7 @@ def first_strong(context: Context, data: Stage) -> Model:
 
 
 def pair_of(context: Context, models: Sequence[Model], round_number: int) -> tuple[Model, Model]:
-    """Weak and strong model of a round: M_{t-1} and M_t. In round 1, `weak_snapshot` may replace M0 by an earlier
+    """Return a round's weak and strong model, M_{t-1} and M_t; in round 1, `weak_snapshot` may replace M0 by an earlier
     snapshot of M1."""
     weak, strong, share = models[round_number - 1], models[round_number], context.recipe.joint.weak_snapshot
     return (strong.at(percent(share)) if round_number == 1 and share is not None else weak), strong
@@ -46,7 +46,7 @@ def pair_of(context: Context, models: Sequence[Model], round_number: int) -> tup
 def select(
     context: Context, round_number: int, weak: Model, strong: Model, data: Stage, name: str | None = None
 ) -> Stage:
-    """WD-DS: the active set of a round."""
+    """Select the active set of a round (WD-DS)."""
     return selection_stage(context, name or f"round-{round_number}/active", round_number, data, weak, strong)
 
 
@@ -60,7 +60,7 @@ def train_round(
     settings: JointSettings,
     variant: Variant = PLAIN,
 ) -> Model:
-    """WD-JT, or plain SFT where the settings mix nothing: then the weak model need not run."""
+    """Train a round jointly (WD-JT), or by plain SFT without the weak model if the settings mix nothing."""
     if settings.mixes:
         return joint_stage(context, name, round_number, weak, strong, examples, settings)
     options = {"epochs": settings.epochs, "round_number": round_number, "variant": variant}

@@ -1,7 +1,7 @@
-"""Two adapters over one frozen base: two trees of modules that hold the same base tensors.
+"""Adapters: two of them can share one frozen base, as two trees of modules that hold the same base tensors.
 
-Switching two adapters on one tree gives wrong gradients under gradient checkpointing, because the recomputation runs
-with whichever adapter was active last.
+Switching adapters on a single tree gives wrong gradients with gradient checkpointing, because the recomputation uses
+the adapter that was active last.
 """
 
 import copy
@@ -19,13 +19,13 @@ from weakdriven.models.load import DTYPES, load_model, refuse_pickles
 from weakdriven.runs.manifest import refuse_damaged_model
 
 ADAPTER = "default"
-"""The adapter that is trained; PEFT writes this one, and no other, into the folder itself."""
+"""Name of the trained adapter; PEFT writes only this one into the folder itself, others into subfolders."""
 ADAPTER_FILE = "adapter_config.json"
-"""Only the folder of an adapter has this file."""
+"""A folder is an adapter's if it has this file."""
 IN_FORWARD = {PeftType.XLORA, PeftType.ADALORA}
 """Adapters that act in PeftModel.forward, which a pair does not call."""
 KEEPS_BASE = (True, False, "gaussian", "orthogonal", "eva")
-"""Ways to initialise LoRA that leave the base weights unchanged; the others subtract from the base."""
+"""Initialisations of LoRA that leave the base weights unchanged; the others subtract from the base."""
 
 
 def refuse_adapter(config: Any, name: str) -> None:
@@ -36,13 +36,13 @@ def refuse_adapter(config: Any, name: str) -> None:
     outside = config.is_prompt_learning or config.peft_type in IN_FORWARD
     if on_head or outside or getattr(config, "alora_invocation_tokens", None):
         raise UserError(
-            f"The {name} model's adapter is {kind}{' on lm_head' if on_head else ''}, which acts where the mixed loss "
-            "does not see it; use one that acts inside layers, such as LoraConfig without lm_head in target_modules."
+            f"The {name} model's adapter is {kind}{' on lm_head' if on_head else ''}, which the mixed loss would "
+            "ignore; use one that acts inside layers, such as LoraConfig without lm_head in target_modules."
         )
 
 
 def adapter_config(model: Any, name: str) -> Any:
-    """Configuration of a model's one adapter, or None if it has none."""
+    """Return the configuration of a model's only adapter, or None if it has none."""
     if not isinstance(model, PeftModel):
         return None
     if list(model.peft_config) != [ADAPTER]:
@@ -54,7 +54,7 @@ def adapter_config(model: Any, name: str) -> Any:
 
 
 def twin(base: PreTrainedModel) -> PreTrainedModel:
-    """A second tree of modules over the same parameters; not for models that are already patched."""
+    """Make a second tree of modules over the same parameters; not for models that are already patched."""
     memo: dict[int, Any] = {id(weight): weight for weight in base.parameters()}
     for weight in base.parameters():
         if (state := getattr(weight, "quant_state", None)) is not None:
@@ -67,16 +67,16 @@ def keeps_base(config: Any) -> bool:
 
 
 def has_adapter(model: torch.nn.Module) -> bool:
-    """Whether the model, or one of a pair, has an adapter."""
+    """Return whether the model, or one model of a pair, has an adapter."""
     return any(isinstance(part, PeftModel) for part in model.modules())
 
 
 def add_adapter(model: PreTrainedModel, config: PeftConfig, *, seed: int) -> PeftModel:
-    """A fresh adapter like another model's; it needs its own seed, or two fresh ones would stay equal."""
+    """Add a new adapter with this configuration; each needs its own seed, or two new ones would stay equal."""
     config = copy.deepcopy(config)
     config.inference_mode = False
-    config.base_model_name_or_path = None  # else PEFT warns if the other model names its base differently
-    devices = list(range(torch.cuda.device_count()))  # a seed is set on all of them
+    config.base_model_name_or_path = None  # else PEFT warns if another base is named
+    devices = list(range(torch.cuda.device_count()))  # manual_seed seeds all of them
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         adapted: Any = get_peft_model(model, config)
@@ -88,7 +88,7 @@ def add_adapter(model: PreTrainedModel, config: PeftConfig, *, seed: int) -> Pef
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """The model with the adapter of a folder, ready to train; an incomplete folder raises an error."""
+    """Add the adapter of a folder to the model, ready to train; an incomplete folder raises an error."""
     refuse_damaged_model(folder)
     config = PeftConfig.from_pretrained(str(folder))
     adapted = add_adapter(model, config, seed=0)
@@ -97,9 +97,9 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
 
 
 def share_frozen(strong: nn.Module, weak: nn.Module) -> int:
-    """Let the weak model use the strong one's tensor wherever both are frozen and equal; returns the bytes shared.
+    """Let the weak model use the strong one's tensors where both are frozen and equal; return the bytes shared.
 
-    A trainable tensor that both hold becomes the weak model's own copy. Buffers are small and stay apart.
+    If both hold the same trainable tensor, the weak model gets a copy. Buffers are small and are not shared.
     """
     theirs = {_plain(name): weight for name, weight in strong.named_parameters(remove_duplicate=False)}
     shared: dict[int, int] = {}
@@ -119,7 +119,7 @@ def share_frozen(strong: nn.Module, weak: nn.Module) -> int:
 
 
 def _plain(name: str) -> str:
-    """A parameter's name in the model without adapters."""
+    """Return a parameter's name in the model without adapters."""
     return name.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".original_module.", ".")
 
 
@@ -127,7 +127,7 @@ def _same(own: Any, other: Any) -> bool:
     kind = type(own).__name__
     if own.requires_grad or other.requires_grad or own.is_meta or other.is_meta or kind != type(other).__name__:
         return False
-    if kind not in ("Parameter", "Params4bit"):  # bitsandbytes' 8-bit layers empty their weight at the first use
+    if kind not in ("Parameter", "Params4bit"):  # 8-bit layers of bitsandbytes drop their weight at first use
         return False
     if own.shape != other.shape or own.dtype != other.dtype or not torch.equal(own.to(other.device), other):
         return False
@@ -140,14 +140,14 @@ def _same(own: Any, other: Any) -> bool:
 
 
 def merged(model: PeftModel, *args: Any, **kwargs: Any) -> PreTrainedModel:
-    """An ordinary model with the adapter added to a copy of its base in main memory: the base may be shared."""
+    """Merge the adapter into a copy of its base in main memory, because the base may be shared."""
     memo = {id(w): nn.Parameter(w.detach().to("cpu", copy=True), w.requires_grad) for w in model.parameters()}
     alone: Any = copy.deepcopy(model, memo).to("cpu")
     return _merge(alone, *args, **kwargs)
 
 
 def load_merged(folder: Path, base: Path, *, precision: str, trust_remote_code: bool = False) -> PreTrainedModel:
-    """An ordinary model from an adapter's folder and its base; summed in float32, so that it is rounded once."""
+    """Merge an adapter's folder into its base as an ordinary model; in float32, so that it is rounded only once."""
     refuse_pickles(folder)
     refuse_damaged_model(folder)
     model = load_model(base, precision="fp32", trust_remote_code=trust_remote_code)
@@ -162,19 +162,19 @@ def load_merged(folder: Path, base: Path, *, precision: str, trust_remote_code: 
 
 def _merge(model: Any, *args: Any, **kwargs: Any) -> PreTrainedModel:
     model = model.merge_and_unload(*args, **kwargs)
-    # PEFT notes in the configuration that a head it trained is no longer tied, and not here
+    # for a head that it trained, PEFT unties the configuration but not this attribute
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
     return model
 
 
 def load_adapter_weights(model: PeftModel, folder: Path) -> None:
-    """Load what `PeftModel.save_pretrained` wrote into the same adapter; anything missing is an error."""
+    """Load what `PeftModel.save_pretrained` wrote into the same adapter; missing or extra weights raise an error."""
     refuse_pickles(folder)
     weights = load_peft_weights(str(folder), device="cpu")
     needed = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
     left, extra = needed - weights.keys(), set_peft_model_state_dict(model, weights).unexpected_keys
     if left or extra:
         raise UserError(
-            f"The adapter {folder} does not fit: {len(left)} weights are missing and {len(extra)} too many "
+            f"The adapter {folder} does not fit: {len(left)} weights are missing and {len(extra)} are unknown "
             f"(first: {sorted({*left, *extra})[0]}). Remove it and run again."
         )

@@ -1,4 +1,4 @@
-"""A model on disk: a folder of its own, or an adapter's folder and the model under it."""
+"""A model on disk: a model folder, or an adapter's folder and its base."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from weakdriven.runs.files import read_json
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model folder, or an adapter folder and the model under it."""
+    """A model folder, or an adapter folder and its base."""
 
     folder: Path
     base: Path | None = None
@@ -25,12 +25,12 @@ class ModelFolder:
 
     @property
     def tokenizer(self) -> Path | None:
-        """Folder of its tokenizer; the weak half of a training checkpoint has none."""
+        """Folder of its tokenizer; the weak model of a training checkpoint has none."""
         names, folders = ("tokenizer.json", "tokenizer_config.json"), (self.folder, self.model)
         return next((folder for folder in folders if any((folder / name).is_file() for name in names)), None)
 
     def load(self, precision: str, *, attention: str | None = None, trust_remote_code: bool = False) -> PreTrainedModel:
-        """The model, to be evaluated; an adapter is merged into its base."""
+        """Load the model for evaluation; an adapter is merged into its base."""
         options: Any = {"precision": precision, "trust_remote_code": trust_remote_code}
         if self.base is None:
             model = load_model(self.folder, attention=attention, **options)
@@ -38,12 +38,12 @@ class ModelFolder:
             model = load_merged(self.folder, self.base, **options)
             if attention:
                 model.set_attn_implementation(attention)
-        model.config.use_cache = True  # a training checkpoint has it off
+        model.config.use_cache = True  # training checkpoints turn it off
         return model.eval()
 
 
 def open_model(source: str) -> ModelFolder:
-    """Find a model folder, a Hub id, or a folder with a PEFT adapter."""
+    """Open a model folder, a Hub id, or a folder with a PEFT adapter."""
     folder = Path(source).expanduser()
     config = folder / ADAPTER_FILE
     if not config.is_file():
@@ -54,4 +54,4 @@ def open_model(source: str) -> ModelFolder:
     try:
         return ModelFolder(folder, locate_model(base))
     except UserError as error:
-        raise UserError(f"{folder} is an adapter over a model that is not here. {error}") from error
+        raise UserError(f"{folder} is an adapter whose base was not found. {error}") from error

@@ -1,4 +1,4 @@
-"""Faster layers: Liger's fused norm, rotary embedding and MLP activation, for one model only."""
+"""Gives one model Liger's faster layers: fused norm, rotary embedding and MLP activation."""
 
 import logging
 import sys
@@ -19,11 +19,11 @@ from weakdriven.runs.files import read_json
 
 ROTARY = "apply_rotary_pos_emb"
 FRESH_QUERIES = {"qwen3", "gemma3_text"}
-"""Model types whose queries and keys come from a norm, so that overwriting them spoils no kept product."""
+"""Model types whose queries and keys come from a norm, so that overwriting them changes no kept product."""
 
 
 def fast_layers(choice: str, model_type: str) -> bool:
-    """Whether models of this type train with Liger's layers here; an error if they are required and unavailable."""
+    """Return whether models of this type train with Liger's layers here; raise an error if required but unavailable."""
     if choice == "off":
         return False
     missing = None
@@ -42,21 +42,21 @@ def fast_layers(choice: str, model_type: str) -> bool:
 
 
 def model_type(folder: Path) -> str:
-    """Model type of the model that is trained, from its configuration."""
+    """Read the model type of the model that is trained from its configuration."""
     return "gemma3_text" if is_multimodal(folder) else read_json(folder / "config.json").get("model_type", "")
 
 
 def use_liger(model: PreTrainedModel) -> None:
-    """Replace the layers of this model in place; its parameters stay the same objects under the same names.
+    """Replace layers of this model in place; its parameters stay the same objects under the same names.
 
-    Liger also changes the module of the model's classes, so every later model of the type would get its layers, even on
-    the CPU where they cannot run. That is undone; only the rotary function is taken from there.
+    Liger also patches the module of the model's classes, so all later models of the type would get its layers, even on
+    the CPU, where they cannot run. That patch is undone; only the rotary function is kept from it.
     """
-    logging.getLogger("liger_kernel.backends").setLevel(logging.ERROR)  # it logs each backend that is not installed
+    logging.getLogger("liger_kernel.backends").setLevel(logging.ERROR)  # logs each backend that is missing
     namespace = vars(sys.modules[type(model).__module__])
     before = dict(namespace)
     try:
-        apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})  # the loss is ours
+        apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})  # we have our own loss
         rotary: Any = namespace.get(ROTARY)
     finally:
         namespace.update(before)
@@ -67,7 +67,7 @@ def use_liger(model: PreTrainedModel) -> None:
 
 
 def _on_copies(rotary: Any, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Liger rotates in place. A kept product (recompute.py) would be rotated again in the backward pass."""
+    """Rotate copies: Liger rotates in place, so the backward pass would rotate a kept product (recompute.py) again."""
     return rotary(query.clone(), key.clone(), *args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Find and load a causal LM and its tokenizer; say early whether two models can be mixed.
+"""Finds and loads a causal LM and its tokenizer, and checks early whether two models can be mixed.
 
 A downloaded folder is only read; its code runs only with `trust_remote_code`.
 """
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 EMBEDDED = "embedded:base"
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py")
 MIXTURE = "weakdriven-mixture"
-"""Model type of `wmss.mixture`, whose import registers its classes with transformers."""
+"""Model type of `wmss.mixture`, which registers its classes with transformers when it is imported."""
 DTYPES = {
     "bf16-mixed": torch.float32,
     "bf16": torch.bfloat16,
@@ -41,13 +41,13 @@ DTYPES = {
     "fp32": torch.float32,
 }
 RESULTS = ("round-*/strong", "baselines/*", "sft")
-"""Models in a run directory, the one to use first."""
+"""Models in a run directory, in order of preference."""
 SAFE: dict[str, Any] = {"use_safetensors": True}
-"""For every `from_pretrained` that reads weights: a pickle can run code when it is loaded."""
+"""Options of every `from_pretrained` that reads weights, because a pickle can run code when it is loaded."""
 
 
 def locate_model(source: str) -> Path:
-    """Local folder of a model: the embedded one, a folder, or a Hub snapshot (downloaded once)."""
+    """Return the local folder of a model: the embedded one, a folder, or a Hub snapshot (downloaded once)."""
     if source == EMBEDDED:
         return Path(str(resources.files("weakdriven.models"))) / "embedded"
     folder = Path(source).expanduser()
@@ -64,43 +64,43 @@ def locate_model(source: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=[*MODEL_FILES, "README.md"]))
     except Exception as error:
         reason = fault or error
-        raise UserError(f"{source} is neither a folder here nor a model that the Hub gives ({reason}).") from error
+        raise UserError(f"{source} is neither a local folder nor an accessible model on the Hub ({reason}).") from error
 
 
 def _what_it_is(folder: Path) -> str:
-    """What a folder without a model is; of a run, with the models in it, the last one first."""
+    """Say what a folder is that has no config.json; for a run directory, name its most trained model."""
     if not (folder / RUN_FILE).is_file():
         return "a folder without config.json; expected a Hugging Face model folder"
-    found = [[path.parent for path in folder.glob(f"{one}/*config.json")] for one in RESULTS]  # adapters' too
+    found = [[path.parent for path in folder.glob(f"{one}/*config.json")] for one in RESULTS]  # or adapter_config
     models = [max(each, key=lambda path: (len(str(path)), path)) for each in found if each]
     if not models:
-        return "a run directory in which no model is trained yet"
-    return f"a run directory and not a model; give a model in it, such as {models[0]}"
+        return "a run directory without a trained model yet"
+    return f"a run directory, not a model; give a model in it, such as {models[0]}"
 
 
 def fingerprint(folder: Path) -> str:
-    """Hash of what decides a model's outputs: configuration, weights, tokenizer, chat template."""
+    """Hash everything that determines a model's outputs: configuration, weights, tokenizer, chat template."""
     if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
-        return folder.name  # the Hub's cache names the folder after the commit
+        return folder.name  # in the Hub's cache, the name is the commit
     files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
     ours = ("manifest.json", "trainer_state.json", "built.json")
     return digest({path.name: file_digest(path) for path in files if path.name not in ours})
 
 
 def refuse_pickles(folder: Path) -> None:
-    """The weights of a model or adapter have to be safetensors."""
+    """Raise an error unless the weights of a model or adapter are safetensors."""
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise UserError(
             f"{folder} holds no .safetensors weights. A pickle (.bin, .pt) can run code when it is loaded, so none is "
-            "read: ask for .safetensors, or where you trust the file load it and save it again with save_pretrained."
+            "read. Ask for .safetensors; if you trust the file, load it and save it again with save_pretrained."
         )
 
 
 @cache
 def warn_of_code(source: str | Path) -> None:
-    """Log once which code may run; for callers with trust_remote_code."""
-    brought = ", ".join(sorted(path.name for path in Path(source).glob("*.py"))) or "no .py file now"
-    logger.warning("trust_remote_code is on: code that comes with %s (%s) runs with your rights.", source, brought)
+    """Log once which code may run, with trust_remote_code."""
+    brought = ", ".join(sorted(path.name for path in Path(source).glob("*.py"))) or "no .py file at present"
+    logger.warning("trust_remote_code is on: the code of %s (%s) runs with your rights.", source, brought)
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -116,16 +116,16 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of what decides the tokens of a text and of a conversation."""
+    """Hash everything that determines the tokens of a text and of a conversation."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     rules: Any = json.loads(backend.to_str()) if backend else sorted(tokenizer.get_vocab().items())
-    if isinstance(rules, dict):  # the last caller's padding does not change the tokens
+    if isinstance(rules, dict):  # padding set by the last caller does not change tokens
         rules = {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
     return digest([rules, tokenizer.chat_template])
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Rows that a head needs; more than there are tokens if some ids are unused."""
+    """Return the number of rows that a head needs; more than there are tokens if some ids are unused."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
@@ -137,10 +137,10 @@ def load_model(
     trust_remote_code: bool = False,
     quantize: str | None = None,
 ) -> PreTrainedModel:
-    """A causal LM with all of its weights; of a multimodal Gemma-3, the language model alone.
+    """Load a causal LM with all its weights; of a multimodal Gemma-3, only the language model.
 
     Args:
-        quantize: `4bit` holds linear layers except the head in NF4, on the GPU.
+        quantize: `4bit` stores linear layers except the head in NF4, on the GPU.
     """
     refuse_damaged_model(folder)
     refuse_pickles(folder)
@@ -155,7 +155,7 @@ def load_model(
     if attention:
         options["attn_implementation"] = attention
     loading = logging.getLogger("transformers.modeling_utils")
-    loading.disabled = True  # its table of missing weights is one sentence below
+    loading.disabled = True  # hide its table of missing weights; an error below names them
     try:
         if is_multimodal(folder):
             loaded: Any = load_text_model(folder, **options)
@@ -170,8 +170,8 @@ def load_model(
     model, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise UserError(
-            f"{folder} lacks {len(missing)} weights of {type(model).__name__} (first: {missing[0]}), which would start "
-            "at random; use a complete checkpoint of that architecture."
+            f"{folder} lacks {len(missing)} weights of {type(model).__name__} (first: {missing[0]}), which would be "
+            "initialised at random; use a complete checkpoint of that architecture."
         )
     for one in (model.strong, model.weak) if is_mixture(folder) else (model,):
         refuse_other_logits(one, str(folder))
@@ -183,20 +183,20 @@ def is_mixture(folder: Path) -> bool:
 
 
 def router_loss(config: Any) -> float:
-    """Weight of the load-balancing loss in the configuration of a mixture of experts; 0 for other models."""
+    """Return the weight of the load-balancing loss in a mixture of experts' configuration; 0 for other models."""
     text = config.get_text_config()
     return getattr(text, "router_aux_loss_coef", None) or 0.0 if hasattr(text, "output_router_logits") else 0.0
 
 
 def drop_router_loss(config: Any) -> None:
-    """Train a mixture of experts without its load-balancing loss, which the mixed loss does not have."""
+    """Turn off the load-balancing loss of a mixture of experts, which the mixed loss does not include."""
     if router_loss(config):
         text = config.get_text_config()
         text.router_aux_loss_coef, text.output_router_logits = 0.0, False
 
 
 def positions(folder: Path, *, trust_remote_code: bool = False) -> int | None:
-    """Largest number of tokens that the configuration allows, if it names one."""
+    """Return the maximum number of tokens in the configuration, if it sets one."""
     config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
@@ -221,13 +221,13 @@ def check_model(folder: Path, *, trust_remote_code: bool = False) -> None:
         checked_text_weights(folder, text_config(folder))
     elif hasattr(config, "vision_config"):
         raise UserError(
-            f"{folder} is a multimodal checkpoint ({config.model_type}); this version trains text-only causal LMs, and "
-            "the one inside Gemma-3. Save its language model as a checkpoint of its own first."
+            f"{folder} is a multimodal checkpoint ({config.model_type}); this version trains text-only causal LMs and "
+            "the one inside Gemma-3. Save its language model as a separate checkpoint first."
         )
 
 
 def refuse_different_tokenizers(weak: Path, strong: Path, *, trust_remote_code: bool = False) -> None:
-    """Mixing logits only makes sense if token k is the same text for both models."""
+    """Raise an error unless token k is the same text for both models and their heads have the same length."""
     refuse_different_vocabularies(weak, strong, trust_remote_code=trust_remote_code)
     configs = (text_config(folder, trust_remote_code=trust_remote_code) for folder in (weak, strong))
     rows = [config.get_text_config().vocab_size for config in configs]
@@ -239,7 +239,7 @@ def refuse_different_tokenizers(weak: Path, strong: Path, *, trust_remote_code: 
 
 
 def refuse_different_vocabularies(weak: Path, strong: Path, *, trust_remote_code: bool = False) -> None:
-    """Compare the tokenizers alone; the heads may still be padded to different lengths."""
+    """Raise an error if the tokenizers differ; the heads may still be padded to different lengths."""
     folders = (weak, strong)
     ours, theirs = (load_tokenizer(one, trust_remote_code=trust_remote_code).get_vocab().items() for one in folders)
     if ours != theirs:

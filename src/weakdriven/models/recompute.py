@@ -1,4 +1,4 @@
-"""Selective recomputation: keep the results of matrix products and attention, recompute the cheap rest."""
+"""Selective recomputation: keeps the results of matrix products and attention, and recomputes the cheap rest."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ from weakdriven.models.head import causal_lm
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten._grouped_mm.default}
-"""Not bmm: under eager attention its results have a row and a column for every token."""
+"""Without bmm, whose results in eager attention have a row and a column for each token."""
 ATTENTION = {
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -23,16 +23,16 @@ ATTENTION = {
     aten._scaled_dot_product_fused_attention_overrideable.default,
 }
 OTHER_ATTENTION = ("flash_attn", "varlen_attn")
-"""In the names of the operators of flash-attn and the Hub's kernels, and of torch's kernel for packed rows."""
+"""Parts of the names of other attention operators: flash-attn, the Hub's kernels, torch's kernel for packed rows."""
 Kept = Literal["keep_attention", "keep_products"]
 NORM_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm")
 
 
 def keep(model: PreTrainedModel | PeftModel, kept: Kept | bool) -> None:
-    """Let gradient checkpointing keep attention's results, or those and every matrix product's, unless `kept` is bool.
+    """Let gradient checkpointing keep the results of attention, or also of all matrix products; not if `kept` is bool.
 
-    Trainer turns checkpointing on with arguments that it also writes to trackers as JSON, which cannot hold a function,
-    so the model's own `gradient_checkpointing_enable` adds it. Bound like a method, it survives a deep copy.
+    Trainer enables checkpointing with arguments that it also writes to trackers as JSON, which cannot hold a function.
+    So the model's own `gradient_checkpointing_enable` adds the function; as a bound method, it survives a deep copy.
     """
     inner: Any = causal_lm(model)
     if isinstance(kept, str):
@@ -47,7 +47,7 @@ def _enable(model: Any, gradient_checkpointing_kwargs: dict[str, Any] | None = N
 
 
 def policy(model: PreTrainedModel, kept: Kept) -> Callable[..., CheckpointPolicy]:
-    """Which operations of a layer are kept; a wrong choice costs time or memory, never a wrong gradient.
+    """Decide which results of a layer are kept; a wrong choice costs time or memory, but gradients stay right.
 
     The MLP's last product need not be kept: the layer's backward needs only its input, and recomputation stops there.
     This does not hold if a norm follows, nor for a frozen weight (LoRA), whose product is not the last.

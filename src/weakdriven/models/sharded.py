@@ -1,4 +1,4 @@
-"""Weights that FSDP2 may have sharded: the part of one process, the whole again, and a checkpoint's weights by name."""
+"""Weights that FSDP2 may have sharded: gathers them, and reads a checkpoint's weights by name."""
 
 import copy
 from collections.abc import Iterable
@@ -17,12 +17,12 @@ from weakdriven.runs.processes import is_main
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor; if FSDP2 has sharded it, all processes call this and each gets it."""
+    """Return the whole tensor; if FSDP2 has sharded it, all processes must call this, and each gets it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def gradient_norm(weights: Iterable[Any]) -> Tensor | None:
-    """Norm of all their gradients together, or None if there is none; all processes call it."""
+    """Return the norm of all gradients together, or None if there are none; all processes must call this."""
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     return whole(nn.utils.get_total_norm(gradients)) if gradients else None
 
@@ -33,12 +33,12 @@ def is_sharded(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def gathered_weights(model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """All weights, in main memory, on the main process, floating-point ones as `dtype`; nothing on the others.
+    """Gather all weights in main memory on the main process, floats as `dtype`; all processes must call this.
 
-    All processes call it. One weight at a time is whole on a device, so a model that fills all devices can be gathered.
+    Only one weight at a time is whole on a device, so even a model that fills all devices can be gathered.
     """
     found: dict[str, Tensor] = {}
-    by_identity: dict[int, Tensor] = {}  # tied weights stay one
+    by_identity: dict[int, Tensor] = {}  # tied weights stay tied
     for name, weight in model.state_dict(keep_vars=True).items():
         if id(weight) not in by_identity:
             full = whole(weight.detach())
@@ -50,12 +50,12 @@ def gathered_weights(model: nn.Module, dtype: torch.dtype | None = None) -> dict
 
 
 def architecture_of(model: Any) -> Any:
-    """Its class; that of a sharded root is one that FSDP2 has made up."""
+    """Return the model's class; FSDP2 gives a sharded root an artificial one."""
     return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
 
 
 def gathered_model(model: Any, dtype: torch.dtype | None = None) -> Any:
-    """The whole model in main memory, to be saved, on the main process; None on the others."""
+    """Return the whole model in main memory, to be saved, on the main process and None on the others."""
     weights = gathered_weights(model, dtype)
     if not is_main():
         return None
@@ -68,9 +68,9 @@ def gathered_model(model: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 def checkpoint_weights(model: Any, folder: Path) -> dict[str, Tensor]:
-    """Weights of an ordinary checkpoint under the model's own names; a checkpoint that does not fit raises an error.
+    """Read the weights of an ordinary checkpoint by the model's own names; one that does not fit raises an error.
 
-    They are read by `from_pretrained`, because `save_pretrained` writes some of them under other names.
+    They are read with `from_pretrained`, because `save_pretrained` writes some of them under other names.
     """
     dtype = reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
     options: Any = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True, **SAFE}
@@ -81,7 +81,7 @@ def checkpoint_weights(model: Any, folder: Path) -> dict[str, Tensor]:
     missing, extra = found["missing_keys"], found["unexpected_keys"]
     if missing or extra:
         raise UserError(
-            f"The checkpoint {folder} does not fit: {len(missing)} weights are missing and {len(extra)} too many "
+            f"The checkpoint {folder} does not fit: {len(missing)} weights are missing and {len(extra)} are unknown "
             f"(first: {sorted({*missing, *extra})[0]}). Remove it and run again."
         )
     return loaded.state_dict()

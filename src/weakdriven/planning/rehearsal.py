@@ -18,7 +18,7 @@ from datasets import Dataset
 
 from weakdriven.config.baselines import PreferenceSettings, SsbSettings
 from weakdriven.config.recipe import JointSettings, Recipe
-from weakdriven.config.settings import SupervisedSettings, TrainSettings
+from weakdriven.config.settings import TrainSettings
 from weakdriven.data.tokenize import IGNORE, load_tokens, row_lengths
 from weakdriven.methods.dpo_spin.trainer import train_preference
 from weakdriven.methods.rollouts.preference_pairs import COLUMNS
@@ -142,16 +142,12 @@ class Rehearsal:
         rows = epoch_rows(workload, self.recipe, len(tokens))
         largest = settings.micro_batch_size if batch_is_known(workload, self.recipe, len(tokens)) else 1
         length_N = row_lengths(tokens)
-        packing = isinstance(settings, SupervisedSettings) and settings.packing
-        if packing:
-            largest *= max(self.recipe.data.max_length // int(length_N.max()), 1)
         micro, many = micro_batch(rows, settings.batch_size, largest)
         batch = micro * min(many, 2)
         order = np.argsort(-length_N, kind="stable")[:batch]
         longest = tokens.select(np.resize(order, batch))
         # no checkpoint, on a signal neither: that of a pair may have 100 GB
-        changes = {"batch_size": batch, "epochs": STEPS, "snapshots": [], "save_steps": 0}
-        changes |= {} if packing else {"micro_batch_size": micro}
+        changes = {"batch_size": batch, "micro_batch_size": micro, "epochs": STEPS, "snapshots": [], "save_steps": 0}
         return settings.model_copy(update=changes), longest
 
     def present(self, model: Model, *, adapted: bool = False) -> Model:

@@ -1,4 +1,4 @@
-"""A recipe tied to a run directory, after all that can be checked has been checked."""
+"""Checks a recipe before anything is computed, and binds it to a run directory."""
 
 import logging
 from pathlib import Path
@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 
 
 def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates: bool = True) -> Context:
-    """Check what can be checked before anything is computed; the rows themselves are checked by the first stage.
+    """Check everything that can be checked before the run; the first stage checks the rows themselves.
 
     Args:
-        processes: How many work on this run, where its stages allow for several.
-        evaluates: Whether benchmarks will be run, so that their files have to be there.
+        processes: Number of processes of this run.
+        evaluates: Whether benchmarks will be run, so that their files must exist.
     """
     if unknown := sorted(set(recipe.report_to) - set(trackers := get_available_reporting_integrations())):
         have = ", ".join(trackers) or "none"
@@ -49,14 +49,14 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
     refuse_processes(recipe, processes)
     if recipe.precision == "fp16-mixed" and not torch.cuda.is_available():
         raise UserError(
-            "precision is fp16-mixed, which scales losses on a GPU, and there is no GPU here; set precision: fp32."
+            "precision is fp16-mixed, which scales losses on a GPU, but there is no GPU here; set precision: fp32."
         )
     for phase in ("sft", "joint", "dpo", "spin", "ssb"):
         settings = getattr(recipe, phase)
         check_optimizer(f"{phase}.optimizer", settings.optimizer)
         if settings.activation_offloading and not torch.cuda.is_available():
             raise UserError(
-                f"{phase}.activation_offloading moves activations from the GPU to the CPU's memory, and there is no "
+                f"{phase}.activation_offloading moves activations from the GPU to the CPU's memory, but there is no "
                 "GPU here; set it to false."
             )
     folder, trust = checked_model(recipe.model, recipe), recipe.trust_remote_code
@@ -78,10 +78,10 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
         return context
     if recipe.eval.engine == "vllm" and (recipe.eval.benchmarks or recipe.samples_rollouts):
         if recipe.eval.vllm_python is None:
-            raise UserError("eval.engine is vllm, which needs eval.vllm_python: a Python that has vLLM.")
+            raise UserError("eval.engine is vllm, which needs eval.vllm_python: a Python with vLLM installed.")
         check_python(recipe.eval.vllm_python)
         if recipe.lora:
-            raise UserError("eval.engine: vllm serves whole models, and lora trains adapters; use transformers.")
+            raise UserError("eval.engine: vllm serves whole models, but lora trains adapters; set it to transformers.")
     if recipe.data.domain == "code" and not {"rft", "dpo", "ssb"}.isdisjoint([recipe.method, *recipe.baselines]):
         check_sandbox(python=recipe.eval.code_python, unsafe=recipe.eval.unsafe)
     for benchmark in recipe.eval.benchmarks:
@@ -90,21 +90,21 @@ def check_recipe(recipe: Recipe, run: Listing, *, processes: int = 1, evaluates:
 
 
 def _warn(context: Context) -> None:
-    """What a run does all the same, and its user may not expect."""
+    """Warn of what a user may not expect of the run."""
     recipe, strong = context.recipe, context.given_strong
     if recipe.method == "wmss" and strong and strong.key == context.base.key:
         logger.warning("sft.model and model are the same checkpoint: round 1 mixes a model with itself.")
     if context.router_loss:
         logger.warning(
             "%s is a mixture of experts. No phase trains with its load-balancing loss (router_aux_loss_coef %s in its "
-            "configuration), because joint training has none.",
+            "configuration), because the mixed loss does not include it.",
             recipe.model,
             context.router_loss,
         )
 
 
 def checked_model(source: str, recipe: Recipe) -> Path:
-    """The folder of a whole model that the recipe can train."""
+    """Return the folder of a whole model, after checking that the recipe can train it."""
     folder = locate_model(source)
     check_model(folder, trust_remote_code=recipe.trust_remote_code)
     fast_layers(recipe.fast_layers, model_type(folder))
@@ -112,7 +112,7 @@ def checked_model(source: str, recipe: Recipe) -> Path:
 
 
 def ready_model(name: str, source: str, recipe: Recipe, base: Model, *, setting: str = "") -> Model:
-    """A model that was trained elsewhere: one like the base, or with `lora` an adapter over it."""
+    """Return a model that was trained elsewhere: one like the base, or with `lora`, an adapter over it."""
     if recipe.lora:
         folder = ready_adapter(source, base.folder, recipe.model, trust_remote_code=recipe.trust_remote_code)
         return Model(name, folder, digest([fingerprint(folder), base.key]))

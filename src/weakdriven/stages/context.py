@@ -1,4 +1,4 @@
-"""What the stages of one recipe share: the recipe, its run, its base model, how prompts are rendered."""
+"""What the stages of one recipe share: the recipe, its run, its base model, and how prompts are rendered."""
 
 import logging
 from collections.abc import Callable
@@ -40,27 +40,27 @@ class Context:
 
     recipe: Recipe
     run: Listing
-    """What happens to the stages that are asked for: they are listed, looked up, or computed."""
+    """The executor that lists, looks up or computes the stages."""
     base: Model
     given_strong: Model | None
     renderer: Renderer
     positions: int | None = None
-    """Largest number of tokens that the base model's configuration allows, if it names one."""
+    """Maximum number of tokens in the base model's configuration, if it sets one."""
     router_loss: float = 0.0
-    """Weight of the load-balancing loss that the base model asks for, and that no phase trains with."""
+    """Weight of the load-balancing loss in the base model's configuration; no phase trains with it."""
     tasks: dict[str, Task] = field(default_factory=dict)
     engines: Engines = field(default_factory=Engines)
     force: bool = False
-    """Train what is predicted not to fit in memory or on the disk."""
+    """Train even what is predicted not to fit in memory or on the disk."""
 
     def with_run(self, run: Listing) -> "Context":
-        """The same for another executor; what is cached stays."""
+        """Return a copy for another executor; it keeps what is cached."""
         other = copy(self)
         other.run = run
         return other
 
     def workloads(self, work: Callable[["Context"], Any]) -> list[Workload]:
-        """Of every stage that `work` asks for, in order; nothing is read or computed."""
+        """List the workload of every stage that `work` asks for, in order, without reading or computing anything."""
         return [workload_of(stage) for stage in self.listed(work)]
 
     def listed(self, work: Callable[["Context"], Any]) -> list[Stage]:
@@ -70,12 +70,12 @@ class Context:
 
     @property
     def progress(self) -> Any:
-        """Of a run that computes."""
+        """The progress of a run that computes."""
         assert isinstance(self.run, Run)
         return self.run.progress
 
     def phase(self, stage: str, number: int, epochs: int, work: Path, **options: Any) -> "Phase":
-        """A training phase of a run that computes; `options` are further fields of `Phase`."""
+        """Make a training phase of a run that computes; `options` are further fields of `Phase`."""
         from weakdriven.training.phase import Phase
 
         return Phase(stage, number, epochs, work, self.progress, force=self.force, **options)
@@ -101,22 +101,22 @@ class Context:
 
     @property
     def forward_precision(self) -> str:
-        """Of a model that is evaluated and not trained."""
+        """Precision of a model that is evaluated, not trained."""
         recipe = self.recipe
         return (recipe.lora and recipe.lora.quantize) or recipe.saved_precision
 
     def scored_in_training(self, model: str) -> bool:
-        """Whether the scores of a model are those of its training: of M1, if the recipe asks for it."""
+        """Return whether a model's scores come from its training; so for M1, if the recipe sets it."""
         return model == "sft" and self.recipe.selection.strong_scores == "training"
 
     def inference_settings(self) -> dict[str, Any]:
-        """What decides a model's outputs besides its weights."""
+        """Return the settings that determine a model's outputs besides its weights."""
         settings = self.recipe.model_dump(include={"precision", "attention"})
         return settings | ({"quantize": lora.quantize} if (lora := self.recipe.lora) and lora.quantize else {})
 
     @cached_property
     def held_out(self) -> HeldOut | None:
-        """Questions that must not be trained on: all of the recipe's benchmarks, also those after eval.limit."""
+        """Questions that must not be trained on: all of the recipe's benchmarks, even beyond eval.limit."""
         settings, allowed = self.recipe.eval, self.recipe.data.held_out
         if allowed == "allow" or not settings.benchmarks:
             return None
@@ -126,24 +126,24 @@ class Context:
                 for entry in settings.benchmarks
                 for item in (load_benchmark(entry, settings.data_dir) if settings.limit else self.task(entry)).items
             ]
-        except UserError as error:  # a run has looked for them before; only a selection comes this far without
+        except UserError as error:  # only in weakdriven select: a run has loaded them before
             if allowed == "drop":
                 raise
-            logger.warning("The rows are not compared with the benchmarks' questions until weakdriven run: %s", error)
+            logger.warning("The rows are not compared with the benchmarks' questions before weakdriven run: %s", error)
             return None
         return HeldOut(items)
 
     def task(self, benchmark: str | TestSet) -> Task:
-        """Loaded once; a selection needs none, but its plan names those that are there."""
+        """Load a benchmark once; a selection needs none, but its plan names those that exist."""
         if (name := name_of(benchmark)) not in self.tasks:
             self.tasks[name] = prepare_task(benchmark, self.renderer, self.recipe.eval, seed=self.recipe.seed)
         return self.tasks[name]
 
     def engine(self, model: Model, longest: int | None = None) -> Engine:
-        """The engine that generates with a model.
+        """Return the engine that generates with a model.
 
         Args:
-            longest: Tokens of the longest prompt and its completion (default: of those in the benchmarks).
+            longest: Tokens of the longest prompt with its completion (default: the longest in the benchmarks).
         """
         from weakdriven.eval.engines import local_engine, served_engine
 
@@ -160,10 +160,10 @@ class Context:
         return self.engines.of(model.key, lambda: local_engine(load(), self.renderer.tokenizer, settings))
 
     def save(self, model: "PreTrainedModel | PeftModel", out: Path, work: Path | None = None) -> None:
-        """A model's folder, with the metrics of its phase in `work`; written by the main process."""
+        """Write a model's folder on the main process, with the metrics of its phase in `work`."""
         self.loader.save(model, self.renderer, out, work)
 
 
 def present(**parts: Any) -> dict[str, Any]:
-    """The inputs of a stage, without those that it does not have."""
+    """Return the inputs of a stage that are not None."""
     return {name: part for name, part in parts.items() if part is not None}

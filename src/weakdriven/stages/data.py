@@ -1,4 +1,4 @@
-"""Examples -> tokens, once, for training and entropy alike; questions of the benchmarks are kept out."""
+"""Tokenises the examples once, for training and entropy; keeps questions of the benchmarks out."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def data_stage(context: Context) -> Stage:
-    """The tokenised examples of a recipe."""
+    """Tokenise the examples of a recipe."""
     settings, sources = context.recipe.data, context.recipe.data.each
     drop = settings.held_out == "drop"
 
@@ -71,7 +71,7 @@ def data_stage(context: Context) -> Stage:
 
     def decisive() -> dict[str, Any]:
         settled = decisive_settings(settings)
-        if drop and (held := context.held_out):  # else the questions decide only whether there is an error
+        if drop and (held := context.held_out):  # else the questions can only cause an error
             settled["held_out"] = held.key
         return settled
 
@@ -89,13 +89,13 @@ def data_stage(context: Context) -> Stage:
 
 
 def training_rows_of(settings: DataSettings) -> Source | Mixture:
-    """The rows of all sources, before any is left out."""
+    """Open the rows of all sources, before any is left out."""
     options = settings.model_dump(include={"domain", "empty_completions"})
     return open_sources([one.model_dump() for one in settings.each], **options)
 
 
 def without_validation(examples: Iterable[Example], share: float | None) -> Iterator[Example]:
-    """The rows that are left for training; an error if none is left, or none taken."""
+    """Yield the rows that are left for training; raise an error if none is left or none is taken."""
     taken = left = 0
     for example in examples:
         if share and is_taken(example, share):
@@ -112,7 +112,7 @@ def without_validation(examples: Iterable[Example], share: float | None) -> Iter
 
 
 def source_counts(mixture: Mixture, kept: Counter[str]) -> dict[str, dict[str, Any]]:
-    """For each source its rows, those in the mixture, and those that are trained on."""
+    """Count the rows of each source, those in the mixture, and those that are trained on."""
     facts = zip(mixture.names, mixture.sources, mixture.rows, mixture.used, strict=True)
     return {
         name: {"path": source.path, "layout": source.layout.name, "rows": rows, "used": used, "examples": kept[name]}
@@ -121,15 +121,16 @@ def source_counts(mixture: Mixture, kept: Counter[str]) -> dict[str, dict[str, A
 
 
 def decisive_settings(settings: DataSettings) -> dict[str, Any]:
-    """What decides the tokens besides the rows and the tokenizer; settings at their default left out, so that older
-    runs stay valid."""
+    """Return the settings that determine the tokens besides the rows and the tokenizer; some are left out at their
+    default, so that older runs stay valid."""
     elsewhere = {"path", "split", "fields", "sources", "empty_completions", "held_out"}
     elsewhere |= {"validation", "validation_split", "validation_share"}
     settled = settings.model_dump(mode="json", exclude=elsewhere) | {"version": VERSION}
     if len(sources := rows_inputs(settings)) > 1:
-        told = {"limit", "weight", "fields"}
+        recorded = {"limit", "weight", "fields"}
         settled["mixture"] = [
-            [name, one.model_dump(mode="json", include=told, exclude_defaults=True)] for name, one in sources.items()
+            [name, one.model_dump(mode="json", include=recorded, exclude_defaults=True)]
+            for name, one in sources.items()
         ]
     else:
         settled |= settings.each[0].model_dump(mode="json", include={"limit"})
@@ -144,7 +145,7 @@ def decisive_settings(settings: DataSettings) -> dict[str, Any]:
 
 
 def rows_inputs(settings: DataSettings) -> dict[str, SourceSettings]:
-    """Each source by the name under which its key is among the stage's inputs."""
+    """Return each source by the name of its key among the stage's inputs."""
     sources = settings.each
     names = [f"rows of {name}" for name in source_names([one.path for one in sources])]
     return dict(zip(names if len(sources) > 1 else ["rows"], sources, strict=True))
@@ -155,9 +156,9 @@ def rows_keys(settings: DataSettings) -> dict[str, Callable[[], str]]:
 
 
 def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -> None:
-    """Look up the commits of Hub datasets once for a run and all of its processes, before a key needs them.
+    """Look up the commits of Hub datasets once for a run and all its processes, before a key needs them.
 
-    The first rows of other sources are read, so that one that cannot be used is found before all else.
+    Also read the first rows of other sources, so that errors in them come before anything else.
     """
 
     def settled(stage: str, sources: dict[str, SourceSettings]) -> dict[str, str]:
@@ -165,7 +166,7 @@ def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -
         finished = manifest.read_bytes() if is_stage(manifest.parent) else remote and remote.manifest(stage)
         try:
             earlier = dict(json.loads(finished or "{}")["inputs"])
-        except (ValueError, KeyError, TypeError):  # whoever needs the stage reports the damage
+        except (ValueError, KeyError, TypeError):  # the damage is reported when the stage is needed
             earlier = {}
         commits = dict[str, str]()
         for name, one in sources.items():
@@ -176,7 +177,7 @@ def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -
         return commits
 
     wanted = {"data": rows_inputs(settings)}
-    if settings.validation and settings.validation not in [one.path for one in settings.each]:  # else it is settled
+    if settings.validation and settings.validation not in [one.path for one in settings.each]:  # else already done
         own = SourceSettings(path=settings.validation, split=settings.validation_split, fields=settings.fields)
         wanted[VALIDATION] = {"rows": own}
     for stage, sources in wanted.items():
@@ -185,17 +186,17 @@ def settle_rows(settings: DataSettings, root: Path, remote: RemoteCopy | None) -
 
 
 def refuse_plain_text(context: Context, data: Stage) -> None:
-    """Raise an error if a method of the recipe generates completions of prompts, and the rows are plain text."""
+    """Raise an error if a method of the recipe generates completions of prompts but the rows are plain text."""
     layouts = read_json(data.path / MANIFEST)["counters"].get("layout", "").split(", ")
     if context.recipe.samples_rollouts and "text" in layouts:
         raise UserError(
-            "Some training rows are plain text without prompts, and rft, dpo, spin and ssb generate completions of "
+            "Some training rows are plain text without prompts, but rft, dpo, spin and ssb generate completions of "
             "prompts; give rows with prompts, or leave these methods out."
         )
 
 
 def compare_again(context: Context, data: Stage) -> None:
-    """Rows that were tokenised for other benchmarks, or none, are compared with the questions of today."""
+    """Compare rows with the current benchmarks' questions if they were tokenised for other benchmarks or none."""
     held, manifest = context.held_out, read_json(data.path / MANIFEST)
     if held and manifest["counters"].get("held_out") != held.key:
         refuse_damage(data.path)

@@ -1,4 +1,4 @@
-"""The entropy of every example under one model, as a stage: reused from another run, or scanned by all processes."""
+"""The entropy of each example under one model, as a stage: reused from another run or scanned by all processes."""
 
 import shutil
 from pathlib import Path
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def entropy_stage(context: Context, model: Model, data: Stage, examples: int | None = None) -> Stage:
-    """Entropy of each example under `model`, or of so many drawn at random."""
+    """Compute the entropy under `model` of all examples, or of `examples` examples drawn at random."""
     recipe, settings = context.recipe, context.recipe.selection
     sample: dict[str, Any] = {"examples": examples, "seed": recipe.seed} if examples else {}
     name = f"{'pairing' if examples else 'entropy'}/{model.name}"
@@ -47,9 +47,9 @@ def entropy_stage(context: Context, model: Model, data: Stage, examples: int | N
             draw = np.random.default_rng(recipe.seed).permutation(len(dataset))
             dataset = dataset.select(np.sort(draw[:examples]))
         known = found = None
-        if is_main():  # only one process reads the weights for their fingerprint
+        if is_main():  # one process reads the weights for their fingerprint
             known = score_facts(context, model, data, sample)
-            found = find_scores([] if sample else settings.reuse, known)  # files there hold scans of all rows
+            found = find_scores([] if sample else settings.reuse, known)  # these files hold scans of all rows
         if found := agree(found):
             if known:
                 shutil.copyfile(found, out / SCORES)
@@ -59,7 +59,7 @@ def entropy_stage(context: Context, model: Model, data: Stage, examples: int | N
             with PartWriter(parts) as writer:
                 for batch in pq.read_table(model.folder / SCORES).to_batches():
                     writer.add(batch)
-        return scan_examples(context, model, dataset, work, out, known)  # what training left out
+        return scan_examples(context, model, dataset, work, out, known)  # those that training left out
 
     return context.run.stage(
         name,
@@ -78,7 +78,7 @@ def entropy_stage(context: Context, model: Model, data: Stage, examples: int | N
 
 
 def score_facts(context: Context, model: Model, data: Stage, sample: dict[str, Any]) -> ScoreFacts:
-    """What the scores are computed from, so that another run can reuse them."""
+    """Return what the scores are computed from, so that another run can reuse them."""
     from weakdriven.models.adapters import ADAPTER_FILE
     from weakdriven.models.load import fingerprint
 
@@ -95,7 +95,7 @@ def score_facts(context: Context, model: Model, data: Stage, sample: dict[str, A
 def scan_examples(
     context: Context, model: Model, dataset: "Dataset", work: Path, out: Path, facts: ScoreFacts | None
 ) -> dict[str, Any]:
-    """Scan what no process has scored before; the main process, which has the facts, merges and writes the scores."""
+    """Scan the examples without scores; the main process, which has `facts`, merges and writes all scores."""
     from weakdriven.wmss.entropy import plan_batches, scan
 
     parts, ids, lengths_N = work / "parts", column(dataset, "id"), row_lengths(dataset)
@@ -112,7 +112,7 @@ def scan_examples(
         for scores in scan(context.loader.load(model, train=False, scan=True), dataset, left) if left else ():
             writer.add(scores)
             finished += len(scores)
-            context.progress.update(finished * size(), total * size())  # all processes are about equally fast
+            context.progress.update(finished * size(), total * size())  # assumes equal speed
     written = gathered(writer.written)
     if facts is None:
         return {}
@@ -130,7 +130,7 @@ def scan_examples(
 
 
 def describe(table: pa.Table) -> dict[str, Any]:
-    """Totals and means over examples."""
+    """Return totals and means over examples."""
     means = {name: float(np.nanmean(table[name].to_numpy())) for name in MEANS}
     sums = {name: int(table[name].to_numpy().sum()) for name in ("tokens", "truncated")}
     return {"examples": len(table), **sums, **means}

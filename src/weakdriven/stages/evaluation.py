@@ -14,7 +14,7 @@ from weakdriven.stages.workload import Workload
 
 
 def evaluation_stage(context: Context, model: Model, benchmark: str | TestSet) -> Stage:
-    """Generated, graded and scored; where only the grader has changed, saved samples are graded again."""
+    """Generate, grade and score; if only the grader has changed, grade the saved samples again."""
     settings = context.recipe.eval
     name = f"eval/{model.name}/{name_of(benchmark)}"
 

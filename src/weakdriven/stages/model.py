@@ -16,15 +16,15 @@ class Model:
     name: str
     folder: Path
     identity: str | Callable[[], str] = field(compare=False, repr=False)
-    """The key, or a function that computes it when it is first needed."""
+    """Its key, or a function that computes the key when it is first needed."""
     kept: tuple[int, ...] = ()
-    """Whole percents of its training after which a snapshot was kept."""
+    """Percents of its training after which a snapshot was kept."""
 
     @property
     def key(self) -> str:
         return called(self.identity)
 
     def at(self, percent: int) -> "Model":
-        """A snapshot of it."""
+        """Return a snapshot of the model."""
         folder = self.folder / SNAPSHOTS / str(percent)
         return Model(f"{self.name}-at-{percent}", folder, lambda: digest([self.key, percent]))

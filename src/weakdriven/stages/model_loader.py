@@ -1,4 +1,4 @@
-"""Models of a run, loaded for training or evaluation, and saved: whole ones, or adapters over one base."""
+"""Loads models of a run for training or evaluation, and saves them: whole models, or adapters over one base."""
 
 import gc
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ from weakdriven.training.sft import save_model
 
 @dataclass(frozen=True)
 class Loader:
-    """Loads what a recipe trains, in its precision and with its layers."""
+    """Loads the models of a recipe with its precision and its layers."""
 
     recipe: Recipe
     base: Model
 
     def load(self, model: Model, *, train: bool = True, scan: bool = False) -> Any:
-        """A model to train or evaluate; with `lora` the base and the model's adapter, a fresh one where M0 is trained.
+        """Load a model to train or evaluate; with `lora`, the base and the model's adapter (new if M0 is trained).
 
         Args:
-            scan: Evaluate with the layers of training, which are faster over long rows.
+            scan: Evaluate with the layers of training, which are faster on long rows.
         """
         network: Any = self._read(model, train=train)
         if self.recipe.lora and (train or model.name != self.base.name):
@@ -41,7 +41,7 @@ class Loader:
         return self._ready(network, train=train, fast=train or scan)
 
     def pair(self, strong: Model, weak: Model) -> tuple[Any, Any]:
-        """Two models to train; with `lora` two adapters over one copy of the base, M0's fresh and like the other."""
+        """Load two models to train; with `lora`, two adapters over one base (M0's is new and of the same kind)."""
         if self.recipe.lora is None:
             return self.load(strong), self.load(weak)
         base = self._read(self.base, train=True)
@@ -52,7 +52,7 @@ class Loader:
         return tuple(self._ready(network, train=True, fast=True) for network in (strong_model, weak_model))  # pyright: ignore
 
     def save(self, model: PreTrainedModel | PeftModel, renderer: Renderer, out: Path, work: Path | None = None) -> None:
-        """A model's folder, with the metrics of its phase in `work`; written by the main process."""
+        """Write a model's folder on the main process, with the metrics of its phase in `work`."""
         if is_sharded(model):
             model = gathered_model(model, DTYPES[self.recipe.saved_precision])
         if not is_main():
@@ -63,7 +63,7 @@ class Loader:
         save_model(model, renderer.tokenizer, out, work=work, **options)
 
     def _read(self, model: Model, *, train: bool) -> PreTrainedModel:
-        """Weights from disk: a model's own, or with `lora` those of the base."""
+        """Load weights from disk: the model's own, or with `lora`, those of the base."""
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -77,7 +77,7 @@ class Loader:
         )
 
     def _adapted(self, base: PreTrainedModel, model: Model, *, kind: Any, seed: int) -> PeftModel:
-        """The base with the model's adapter; M0 has none, so it gets a fresh one that changes nothing yet."""
+        """Add the model's adapter to the base; M0 has none, so it gets a new one that changes nothing yet."""
         if model.name == self.base.name:
             return add_adapter(base, kind, seed=seed)
         return load_adapter(base, model.folder)
@@ -90,4 +90,4 @@ class Loader:
             drop_router_loss(inner.config)
             return network
         on_device = not torch.cuda.is_available() or getattr(inner, "quantization_method", None) is not None
-        return inner if on_device else inner.cuda()  # its adapter is in its layers
+        return inner if on_device else inner.cuda()  # its layers hold the adapter

@@ -36,22 +36,22 @@ SPEED_ONLY = {
     "logging_steps",
     "eval_steps",
 }
-"""Training settings that change time, memory or bookkeeping and not the result."""
+"""Training settings that change time, memory or bookkeeping, but not the result."""
 
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """What a training stage sees: the examples, the active set if one was drawn, and the length of an epoch."""
+    """What a training stage reads: the examples, the active set if there is one, and the length of an epoch."""
 
     data: Stage
     active: Stage | None = None
     budget: Stage | None = None
-    """Holds the number of examples of an epoch, if it is not that of the data."""
+    """If set, this stage gives the number of examples in an epoch."""
     verified: bool = False
-    """`data` holds verified completions next to the recipe's data."""
+    """Whether `data` also holds verified completions."""
 
     def rows(self) -> Any:
-        """The tokenised examples of the active set, each as often as it was drawn; all examples without one."""
+        """Load the tokenised examples of the active set, each as often as it was drawn; without one, all examples."""
         dataset = load_tokens(self.data.path / TOKENS)
         if self.active is None:
             return dataset
@@ -59,11 +59,11 @@ class TrainingSet:
         return dataset.select(np.repeat(np.arange(len(draws_N)), draws_N))
 
     def matching(self, recipe: Recipe) -> dict[str, Any]:
-        """Part of a training stage's key only where it changes something."""
+        """Return the setting for a stage's key only if it changes the training."""
         return {"match_steps": True} if self.active and recipe.selection.match_steps else {}
 
     def epoch_rows(self, recipe: Recipe) -> int | None:
-        """Rows that set the number of steps per epoch, if not those of the training set."""
+        """Return the number of rows that sets the steps of an epoch, or None for that of the training set."""
         if self.budget:
             return read_json(self.budget.path / BUDGET)["rows"]
         return len(load_tokens(self.data.path / TOKENS)) if self.matching(recipe) else None
@@ -89,10 +89,10 @@ def supervised_stage(
     variant: Variant = PLAIN,
     teacher: Model | None = None,
 ) -> Model:
-    """Supervised fine-tuning of `start`.
+    """Fine-tune `start`.
 
     Args:
-        variant: What a baseline changes.
+        variant: What a baseline changes in SFT.
         teacher: A frozen model, for a variant that needs one.
     """
     recipe, scored = context.recipe, context.scored_in_training(name)
@@ -125,7 +125,7 @@ def supervised_stage(
     also: dict[str, Any] = {"epochs": epochs, **examples.matching(recipe), **variant.settings, **choice}
     if scored:
         also["scores"] = "kept"
-    if recipe.lora and start.name == context.base.name:  # a later adapter is like the one it starts from
+    if recipe.lora and start.name == context.base.name:  # later ones keep this kind of adapter
         also["lora"] = recipe.lora.model_dump(mode="json", exclude={"output", "quantize"})
     options = {"epochs": epochs, "start": start, "teacher": teacher, "variant": variant, **examples.workload(recipe)}
     workload = Workload(name, "train", settings, **options)
@@ -142,7 +142,7 @@ def joint_stage(
     examples: TrainingSet,
     settings: JointSettings,
 ) -> Model:
-    """Joint training of two models on their mixed logits; the result is the strong one."""
+    """Train two models jointly on their mixed logits; the result is the strong model."""
     recipe = context.recipe
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def joint_stage(
 
 
 def validation_of(context: Context, settings: TrainSettings) -> Stage | None:
-    """The validation rows, if the settings ask for evaluations on them during training."""
+    """Return the validation rows if the settings ask for evaluations during training."""
     asked = isinstance(settings, SupervisedSettings) and settings.eval_steps is not None
     return validation_rows(context) if asked else None
 
@@ -179,14 +179,14 @@ def evaluated_on(validation: Stage | None) -> "Dataset | None":
 
 
 def best_model_settings(settings: TrainSettings) -> dict[str, Any]:
-    """What decides which model is kept; empty if it is the last one."""
+    """Return the settings that determine which model is kept; none if it is the last one."""
     if not isinstance(settings, SftSettings) or settings.keep == "last":
         return {}
     return settings.model_dump(include={"keep", "patience", "eval_steps"})
 
 
 def other_weak(weak: Model) -> dict[str, Any]:
-    """Recorded if the weak model is none of M0, M1, ..., so that a reader of the run finds it."""
+    """Return the weak model's name for the record if it is a snapshot, not one of M0, M1, ..."""
     return {"weak_model": weak.name} if "-at-" in weak.name else {}
 
 
@@ -199,22 +199,22 @@ def model_stage(
     inputs: dict[str, Any],
     also: dict[str, Any],
 ) -> Model:
-    """A training stage of any method.
+    """Run a training stage of any method.
 
     Args:
-        also: What decides the result besides the settings that all training stages have.
+        also: Settings that determine the result besides those that all training stages have.
     """
     recipe, name = context.recipe, workload.name
     fields, kept = set(TrainSettings.model_fields), tuple(map(percent, settings.snapshots))
     decisive = settings.model_dump(mode="json", include=fields - SPEED_ONLY)
-    if not kept:  # then older runs stay valid
+    if not kept:  # so that older runs stay valid
         del decisive["snapshots"]
     decisive |= context.inference_settings() | {"seed": recipe.seed}
     if context.router_loss:  # older runs trained M1 with it
         decisive["router_aux_loss_coef"] = 0.0
 
     def execution() -> dict[str, Any]:
-        # `fast_layers` is like micro_batch_size: results differ by rounding, and turning it off should retrain nothing
+        # like micro_batch_size, `fast_layers` changes only rounding, so changing it should not train again
         found = settings.model_dump(mode="json", include=SPEED_ONLY) | {"fast_layers": context.layers}
         return found | ({"processes": size()} if size() > 1 else {})
 
@@ -234,7 +234,7 @@ def model_stage(
 
 
 def merged(context: Context, model: Model) -> Stage:
-    """An adapted model as an ordinary one; a stage of its own, so that asking for it retrains nothing."""
+    """Merge an adapter into an ordinary model; this is a separate stage, so that enabling it trains nothing again."""
     recipe, precision = context.recipe, context.recipe.saved_precision
 
     def compute(work: Path, out: Path) -> dict[str, Any]:

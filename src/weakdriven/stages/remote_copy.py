@@ -1,8 +1,8 @@
-"""A run whose output is an address (s3://, gs://, whatever else fsspec can write to): computed here, copied there.
+"""Copies a run to an address: s3://, gs:// or anything else that fsspec can write to.
 
-The run works in a local folder, because it renames and locks, which object stores cannot. Each finished stage is copied
-to the address with its manifest last, so a stage there is complete or absent. A run on another machine fetches the
-stages whose keys it needs, checks every file and continues. Checkpoints inside a stage stay in the local folder.
+The run works in a local folder, because it renames and locks files, which object stores cannot do. Each finished stage
+is copied to the address with its manifest last, so a stage there is complete or absent. A run on another machine
+fetches the stages whose keys it needs, checks every file and continues. Checkpoints stay in the local folder.
 """
 
 import json
@@ -25,11 +25,11 @@ from weakdriven.runs.signals import stop_here
 from weakdriven.runs.stage import Planned
 
 WAITS = (1.0, 5.0, 25.0)
-"""Seconds before each further try."""
+"""Seconds before each retry."""
 LASTING = (FileNotFoundError, PermissionError, NotImplementedError)
-"""Errors that a further try would meet again."""
+"""Errors that a retry cannot help."""
 BUCKETS = {scheme for scheme in DRIVERS if scheme not in ("sftp", "ssh")}
-"""Stores without folders: making one there could make a bucket."""
+"""Stores without folders, where creating a folder could create a bucket."""
 
 
 class Unreached(UserError):
@@ -37,7 +37,7 @@ class Unreached(UserError):
 
 
 def default_folder(address: str) -> Path:
-    """A folder in the user's cache, named after the address without its login.
+    """Return a folder in the user's cache, named after the address without its login.
 
     >>> default_folder("s3://me:pass@bucket/demo").name == default_folder("s3://me:other@bucket/demo/").name
     True
@@ -59,14 +59,14 @@ class RemoteCopy:
     manifests: dict[str, bytes | None] = field(default_factory=dict)
     """Each stage's manifest at the address."""
     sent: dict[str, str] = field(default_factory=dict)
-    """Hashes of the copied files that no inventory lists, such as the report: they may change later."""
+    """Hashes of copied files that no manifest lists and that may change later, such as the report."""
 
     @property
     def shown(self) -> str:
         return without_login(self.address).rstrip("/")
 
     def open(self, recipe_name: str) -> None:
-        """Refuse an address that belongs to others or cannot be written, before anything is computed."""
+        """Raise an error, before anything is computed, if the address belongs to another run or cannot be written."""
         self.system, self.place = open_system(self.address, instead="give a directory as --output")
         with self._explained("cannot be read"):
             owner = self._read(RUN_FILE)
@@ -77,13 +77,13 @@ class RemoteCopy:
             write_json(self.root / RUN_FILE, json.loads(owner))
         with self._explained("cannot be written"):
             self._put_if_new(RUN_FILE)
-        self.note(f"works in {self.root} and is copied to {self.shown}")
+        self.note(f"working in {self.root}, copying to {self.shown}")
 
     def bring(self, planned: Sequence[Planned]) -> list[str]:
-        """Fetch the planned stages that the address has; returns their names.
+        """Fetch the planned stages that the address has; return their names.
 
-        Our own copy is preferred over other runs, because later stages there were made from it. Files that another run
-        has too are linked rather than fetched.
+        Prefer our own remote copy over sibling runs, because its later stages were made from it. Files that a sibling
+        run also has are linked instead of fetched.
         """
         brought = []
         for entry in planned:
@@ -105,16 +105,16 @@ class RemoteCopy:
         try:
             self._send_missing()
         except Unreached as error:
-            self.note(f"{error} The run goes on, and copies it later.")
+            self.note(f"{error} The run continues and will copy it later.")
 
     def finish(self) -> None:
-        """Copy what is still missing, what has changed since it was copied, and the report."""
+        """Copy everything that is missing or has changed, and the report."""
         try:
             self._send_missing()
         except Unreached as error:
             raise UserError(
-                f"{error} The run is finished and whole in {self.root}; run the same command again to copy what is "
-                "missing."
+                f"{error} The run is finished and complete in {self.root}; run the same command again to copy what "
+                "is missing."
             ) from None
 
     def _send_missing(self) -> None:
@@ -134,8 +134,8 @@ class RemoteCopy:
             files = key_and_files(manifest)[1]
             if files is None:
                 raise UserError(
-                    f"{folder / MANIFEST} lists no files, as those of older versions, so a copy could not be checked; "
-                    "give a directory as --output, or delete the folder to have it computed again."
+                    f"{folder / MANIFEST} is of an older version and lists no files, so a copy cannot be checked; "
+                    "give a directory as --output, or delete the folder to compute it again."
                 )
             if old is not None:
                 self._remove(stage, old)
@@ -149,7 +149,7 @@ class RemoteCopy:
             self.manifests[stage] = manifest
 
     def _remove(self, stage: str, old: bytes) -> None:
-        """Remove an older result, its manifest first, so that a mixture of both never looks complete."""
+        """Remove an older result, manifest first, so that a mixture of old and new never looks complete."""
         for name in (MANIFEST, CARD, *(key_and_files(old)[1] or {})):
             with suppress(FileNotFoundError):
                 self._retry(self.system.rm_file, self._at(f"{stage}/{name}"))
@@ -161,8 +161,8 @@ class RemoteCopy:
         out = home / "out"
         theirs = files_of(near) if near else {}
         alike = {name for name, fact in files.items() if theirs.get(name) == fact}
-        spared = f", but {len(alike)} of {len(files)} files from {near}, which are the same" if alike else ""
-        self.note(f"{stage}: brought from {self.shown}{spared}")
+        spared = f" ({len(alike)} of {len(files)} files linked from {near})" if alike else ""
+        self.note(f"{stage}: fetched from {self.shown}{spared}")
         shutil.rmtree(out, ignore_errors=True)
         for name in (*files, CARD):
             stop_here()
@@ -180,10 +180,10 @@ class RemoteCopy:
 
     def _damaged(self, stage: str, found: str) -> UserError:
         there = f"{self.shown}/{stage}"
-        return UserError(f"{there}/{found}. Restore it from a copy, or delete {there} to have it computed again.")
+        return UserError(f"{there}/{found}. Restore it from a copy, or delete {there} to compute it again.")
 
     def manifest(self, stage: str) -> bytes | None:
-        """Of a stage at the address; None if it is not there."""
+        """Return a stage's manifest at the address, or None."""
         if stage not in self.manifests:
             with self._explained("cannot be read"):
                 self.manifests[stage] = self._read(f"{stage}/{MANIFEST}")
@@ -230,7 +230,7 @@ class RemoteCopy:
                 return work(*arguments)
             except LASTING:
                 raise
-            except Exception:  # of the network, the service or its login: every driver has its own
+            except Exception:  # each driver has its own errors of network, service and login
                 time.sleep(wait)
         return work(*arguments)
 

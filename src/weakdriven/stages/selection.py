@@ -1,4 +1,4 @@
-"""WD-DS as a stage: the entropies of two models -> the active set of a round (paper Sec. 4.2)."""
+"""WD-DS as a stage: selects the active set of a round by the entropies of two models (paper Sec. 4.2)."""
 
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from weakdriven.wmss.selection import draw_active, selection_counters, selection
 
 
 def selection_stage(context: Context, name: str, round_number: int, data: Stage, weak: Model, strong: Model) -> Stage:
-    """The active set of this round."""
+    """Select the active set of a round."""
     weak_scores, strong_scores = entropy_stage(context, weak, data), entropy_stage(context, strong, data)
     settings, seed = context.recipe.selection, [context.recipe.seed, round_number]
     weights = settings.model_dump(include={"consolidation", "difficulty", "repair", "formula"})
-    elsewhere = {"enabled", "batch_tokens", "reuse", "match_steps", "strong_scores"}  # of other stages
+    elsewhere = {"enabled", "batch_tokens", "reuse", "match_steps", "strong_scores"}  # for other stages
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         ids = column(load_tokens(data.path / TOKENS), "id")

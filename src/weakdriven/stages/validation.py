@@ -1,4 +1,4 @@
-"""Validation rows as tokens, and one model's loss on each of them, as stages."""
+"""Two stages: tokenised validation rows, and one model's loss on each of them."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -28,11 +28,11 @@ from weakdriven.stages.workload import Workload
 from weakdriven.wmss.score_files import HITS_SCHEMA
 
 VERSION = 1
-"""Of what the loss of a model is; raised if older results must not be used."""
+"""Version of the computed loss; raised when older results must not be used."""
 
 
 def validation_rows(context: Context) -> Stage:
-    """The tokenised validation rows; an error if there are none, or if they are in the training data."""
+    """Tokenise the validation rows; raise an error if there are none or some are in the training data."""
     settings, data = context.recipe.data, data_stage(context)
     taken = settings.validation_share
 
@@ -83,7 +83,7 @@ def validation_source(context: Context) -> Source | Mixture:
 
 
 def validation_stage(context: Context, model: Model) -> Stage:
-    """Loss and token accuracy of `model` on each validation row."""
+    """Compute the loss and token accuracy of `model` on each validation row."""
     rows, name, budget = validation_rows(context), f"validation/{model.name}", context.recipe.selection.batch_tokens
 
     def compute(work: Path, out: Path) -> dict[str, Any]:

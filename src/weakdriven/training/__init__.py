@@ -1,6 +1,6 @@
-"""Training one model through TRL: settings become training arguments, rows get their order, checkpoints resume.
+"""Trains one model through TRL: turns settings into training arguments, orders the rows and resumes from checkpoints.
 
-`sft.py` is supervised fine-tuning; `phase.py` is what all trainings share, from the order of the rows to the last good
-checkpoint; `fsdp.py` is the one way to shard. The trainers of other methods are in `methods`, that of a pair in
-`wmss`. Start with `phase.py`.
+`sft.py` is supervised fine-tuning. `phase.py` is what all trainings share, from the order of the rows to the last good
+checkpoint. `fsdp.py` shards models. The trainers of other methods are in `methods`, the trainer of a pair is in `wmss`.
+Start with `phase.py`.
 """

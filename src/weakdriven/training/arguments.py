@@ -1,4 +1,4 @@
-"""Stage settings -> SFTConfig, and the order of a phase's rows."""
+"""Turns the settings of a stage into an SFTConfig, and orders the rows of a phase."""
 
 import math
 from pathlib import Path
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 def training_order(
     rows: int, *, epochs: int, batch_size: int, seed: int, phase: int = 0, epoch_rows: int | None = None
 ) -> np.ndarray:
-    """Row numbers in training order: each epoch a fresh shuffle, cut to whole batches.
+    """Return row numbers in training order: each epoch is a fresh shuffle, cut to whole batches.
 
-    An epoch has exactly floor(rows / batch) steps, at least 1, and a resumed run skips the rows it has seen. `phase` is
-    0 for SFT and t for round t, so that no two phases of a run share an order.
+    An epoch has floor(rows / batch) steps, at least 1, and a resumed run skips the rows that it has seen. `phase` is 0
+    for SFT and t for round t, so that no two phases of a run have the same order.
 
     Args:
-        epoch_rows: If set, an epoch takes the steps of one over this many rows; the rows are repeated, shuffled anew
-            each time.
+        epoch_rows: Number of rows that sets the steps of an epoch (default: `rows`); rows are repeated as needed, in
+            a fresh shuffle each time.
 
     >>> len(training_order(10, epochs=2, batch_size=4, seed=0))
     16
@@ -41,9 +41,9 @@ def training_order(
 
 
 def alike_together(order: np.ndarray, length_N: np.ndarray, batch_size: int) -> np.ndarray:
-    """The rows of each step, longest first, so that a micro-batch holds rows of similar length and little padding.
+    """Sort the rows of each step by length, longest first, so that micro-batches have little padding.
 
-    A step has the same rows as before, and its loss is a mean over all of them, so only rounding changes.
+    Each step keeps its rows, and its loss is a mean over all of them, so only rounding changes.
 
     >>> alike_together(np.array([0, 1, 2, 3]), np.array([5, 9, 7, 8]), batch_size=2).tolist()
     [1, 0, 3, 2]
@@ -63,10 +63,11 @@ def training_arguments(
     packed: int | None = None,
     evaluates: bool = False,
 ) -> "SFTConfig":
-    """Arguments for `epochs` epochs over `rows` rows that are in order; fewer rows than a batch are one batch.
+    """Return the arguments of a training on ordered rows, `rows` in each of `epochs` epochs.
 
     Args:
-        packed: Rows of a micro-batch, if it is one sequence without padding.
+        rows: If there are fewer than a batch, they form one batch.
+        packed: Rows of a micro-batch, if they are packed into one sequence without padding.
         evaluates: Whether there are validation rows to evaluate on.
     """
     import torch
@@ -99,13 +100,13 @@ def training_arguments(
         optim_args="bf16_stochastic_round=True" if eight_bit and recipe.precision == "bf16" else None,
         gradient_checkpointing=bool(settings.gradient_checkpointing),
         activation_offloading=settings.activation_offloading,
-        router_aux_loss_coef=0.0,  # the mixed loss has no such term, so no phase has it; trl 1.9 adds it by default
+        router_aux_loss_coef=0.0,  # trl 1.9 adds this term by default; the mixed loss lacks it, so no phase has it
         bf16=recipe.precision == "bf16-mixed",
         fp16=recipe.precision == "fp16-mixed",
         seed=recipe.seed,
         save_strategy="steps" if settings.save_steps else "no",
         save_steps=settings.save_steps or 1,
-        save_total_limit=None,  # it would delete before the new one is verified; see checkpoints.py
+        save_total_limit=None,  # Trainer deletes before the new one is verified; see checkpoints.py
         eval_strategy="steps" if every else "no",
         eval_steps=every or None,
         per_device_eval_batch_size=settings.micro_batch_size,
@@ -114,7 +115,7 @@ def training_arguments(
         report_to=list(recipe.report_to),
         run_name=f"{recipe.name}-{stage.replace('/', '-')}",
         ddp_timeout=int(PATIENCE.total_seconds()),
-        ddp_find_unused_parameters=False,  # each step trains all weights; looking for others takes time
+        ddp_find_unused_parameters=False,  # each step trains all weights; the search takes time
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),

@@ -1,4 +1,4 @@
-"""Which of PyTorch's attention kernels training uses: none with a wrong gradient, the fused causal one if possible."""
+"""Selects PyTorch's attention kernel for training: never one with wrong gradients, the fused causal one if possible."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -13,18 +13,18 @@ from weakdriven.models.row_attention import NAME, rows_apart
 
 @contextmanager
 def trained_attention(model: nn.Module) -> Iterator[None]:
-    """Every training runs in this context. On the CPU padding stays masked: dropping the mask gains nothing there."""
+    """Set the attention kernels of a block that trains; masks stay on the CPU, where dropping them gains nothing."""
     drop = without_padding_masks(model) if torch.cuda.is_available() else nullcontext()
-    with without_cudnn_attention(), drop, rows_apart(model):  # in this order: it looks for rows without a mask
+    with without_cudnn_attention(), drop, rows_apart(model):  # in this order: rows_apart acts on rows without a mask
         yield
 
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """In this context PyTorch's attention does not use cuDNN.
+    """Disable cuDNN's attention in PyTorch.
 
-    Its backward pass gives NaN where rows are padded to 64 more than a multiple of 128 tokens and a head's scores are
-    all far below 0, as some of Qwen2.5's are (pytorch#196678, trl#7181).
+    Its backward pass gives NaN if rows are padded to 64 more than a multiple of 128 tokens and all scores of a head are
+    far below 0, as in some heads of Qwen2.5 (pytorch#196678, trl#7181).
     """
     enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -36,9 +36,10 @@ def without_cudnn_attention() -> Iterator[None]:
 
 @contextmanager
 def without_padding_masks(model: nn.Module) -> Iterator[None]:
-    """In this context causal LMs inside `model` get no mask for padding on the right: causal attention never sees it.
+    """Drop the masks of right padding in all causal LMs inside `model`; causal attention never sees that padding.
 
-    Any mask keeps PyTorch from its fused causal kernel. Hidden states of padding change; no loss reads them.
+    With any mask, PyTorch does not use its fused causal kernel. The hidden states of padding change, but no loss reads
+    them.
     """
     inner = [one for one in model.modules() if isinstance(one, PreTrainedModel) and one.base_model is not one]
     with ExitStack() as hooks:
@@ -50,10 +51,10 @@ def without_padding_masks(model: nn.Module) -> Iterator[None]:
 def _drop_padding_mask(module: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
     mask_BL: Any = kwargs.get("attention_mask")
     tensors = {name for name, value in kwargs.items() if isinstance(value, Tensor)}
-    if tensors != {"input_ids", "attention_mask"}:  # positions, images: the mask may mean more than padding
+    if tensors != {"input_ids", "attention_mask"}:  # with positions or images, the mask may mean more than padding
         return None
     if module.config._attn_implementation not in ("sdpa", NAME) or torch.compiler.is_compiling():
         return None
-    if mask_BL.dim() != 2 or (mask_BL[:, 1:] > mask_BL[:, :-1]).any():  # something follows padding
+    if mask_BL.dim() != 2 or (mask_BL[:, 1:] > mask_BL[:, :-1]).any():  # padding is not on the right
         return None
     return args, {**kwargs, "attention_mask": None}

@@ -1,4 +1,4 @@
-"""The best model of a phase by its validation loss: the folders of those saved, and the one that becomes the result."""
+"""Finds the best model of a phase by validation loss among those saved, and makes it the result."""
 
 import shutil
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from weakdriven.runs.files import link
 from weakdriven.runs.processes import is_main
 
 BEST = "best"
-"""Folder in a stage's work folder: a model for each step whose validation loss was the lowest so far."""
+"""Folder in a stage's work folder; it holds a model for each step whose validation loss was the lowest so far."""
 
 
 def evaluations_since_best(losses: Sequence[float]) -> int:
-    """Evaluations after the first one with the lowest loss.
+    """Count the evaluations after the first one with the lowest loss.
 
     >>> evaluations_since_best([3.0, 2.0, 2.0, 2.5]), evaluations_since_best([3.0, 2.0])
     (2, 0)
@@ -23,15 +23,12 @@ def evaluations_since_best(losses: Sequence[float]) -> int:
 
 
 def saved_models(folder: Path) -> dict[int, Path]:
-    """The models that `BestCallback` saved, by step."""
+    """Find the models that `BestCallback` saved, by step."""
     return {int(path.name): path for path in folder.glob("*") if path.name.isdecimal()}
 
 
 def publish_best(work: Path, out: Path) -> dict[str, Any]:
-    """Make the best model the result of a stage; `work` keeps its own, so that a kill before the end loses none.
-
-    Returns its step.
-    """
+    """Link the best model into the result of a stage, and return its step; `work` keeps it in case of a kill."""
     step, folder = max(saved_models(work / BEST).items())
     if is_main():
         shutil.copytree(folder, out, copy_function=link, dirs_exist_ok=True)

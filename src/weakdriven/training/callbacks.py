@@ -1,6 +1,6 @@
-"""The callback of every training phase: metrics, progress, verified checkpoints, a stop on NaN or a signal.
+"""The callback of every training phase: metrics, progress, verified checkpoints, and a stop on NaN or a signal.
 
-Two more keep models while training goes on: snapshots after given steps, and the best one by its validation loss.
+Two more callbacks save models during training: snapshots after given steps, and the best model by validation loss.
 """
 
 import math
@@ -35,32 +35,32 @@ REMEDY = (
 
 
 class PhaseCallback(TrainerCallback):
-    """Follows a phase and writes its metrics.jsonl into a folder; `fit` reads from it which phase it trains."""
+    """Follows a phase and writes its metrics.jsonl into a folder; `fit` reads the phase's settings from it."""
 
     def __init__(self, folder: Path, progress: Progress, stage: str, settings: TrainSettings, recipe: Recipe):
         self.metrics, self.progress = folder / METRICS, progress
         self.stage, self.settings, self.recipe = stage, settings, recipe
         self.trainer: Any = None
-        """Set by `fit`. Its model may be a pair, of which events get the strong model alone."""
+        """Set by `fit`. If its model is a pair, events get only the strong model."""
         self.force = False
-        """Train with too little room on the disk, as predicted."""
+        """Train even if too little disk space is predicted."""
         self.stopped: str | None = None
         """Name of the signal after which training ended early."""
         self._sealing: Future[None] | None = None
 
     @contextmanager
     def sealing(self) -> Iterator[None]:
-        """Checkpoints are sealed while training goes on in this block, which waits at its end for the last one."""
+        """Let checkpoints be sealed in the background; wait for the last one at the end of the block."""
         try:
             with saves_when_stopped(self.settings.save_steps > 0):
                 yield
-        except BaseException:  # training resumes from it; a second Ctrl-C ends the wait
+        except BaseException:  # training will resume from it; a second Ctrl-C ends the wait
             wait([self._sealing] if self._sealing else [])
             raise
         self.wait_for_seal()
 
     def wait_for_seal(self) -> None:
-        """Wait until the checkpoint before is sealed; an error in that is raised here."""
+        """Wait until the previous checkpoint is sealed, and raise its error if there was one."""
         pending, self._sealing = self._sealing, None
         if pending:
             pending.result()
@@ -78,7 +78,7 @@ class PhaseCallback(TrainerCallback):
         if not logs or "loss" not in logs:
             return
         if self.recipe.precision == "fp16-mixed" and not math.isfinite(logs.get("grad_norm", 0.0)):
-            logs.pop("grad_norm")  # while it searches its scale, the gradient scaler skips steps that overflow
+            logs.pop("grad_norm")  # the gradient scaler skips such steps while it searches for its scale
         if state.is_world_process_zero:
             append_jsonl(self.metrics, [{"step": state.global_step, **logs}])
         if not math.isfinite(logs["loss"]) or not math.isfinite(logs.get("grad_norm", 0.0)):
@@ -86,7 +86,7 @@ class PhaseCallback(TrainerCallback):
                 f"Training diverged: at step {state.global_step} the loss is {logs['loss']} and the gradient norm "
                 f"{logs.get('grad_norm')}. {REMEDY}"
             )
-        if not stop_requested():  # a signal would end us here, before the checkpoint is written
+        if not stop_requested():  # a signal would stop us here, before the checkpoint is written
             self.progress.update(state.global_step, state.max_steps, loss=logs["loss"], lr=logs["learning_rate"])
 
     def show_evaluation(self, state: Any, loss: float) -> None:
@@ -97,35 +97,35 @@ class PhaseCallback(TrainerCallback):
             raise UserError(f"Training diverged: at step {state.global_step} the validation loss is {loss}. {REMEDY}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        last = state.global_step >= state.max_steps  # then the stage is finished instead of stopped
+        last = state.global_step >= state.max_steps  # then the stage is finished, not stopped
         if (name := signalled()) and not last:
             self.stopped = name
             control.should_save, control.should_training_stop = self.settings.save_steps > 0, True
         if last and args.eval_strategy != "no":
             control.should_evaluate = True
         if last and size() == 1 and not has_adapter(self.trainer.model):
-            control.should_save = False  # the model itself is written next; an adapter may be merged first
+            control.should_save = False  # the result is saved next, perhaps with a merged adapter
         if control.should_save or (self._sealing and self._sealing.done()):
-            self.wait_for_seal()  # before another checkpoint needs room, or as soon as there is an error
+            self.wait_for_seal()  # before the next checkpoint needs space, or to raise its error now
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         refuse_broken_weights(self.trainer.model, state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         refuse_broken_weights(self.trainer.model, state.global_step)
-        gathered([None])  # waits for all: each may have written a part
+        gathered([None])  # wait for all processes, as each may have written a part
         if state.is_world_process_zero:
             self.wait_for_seal()
             self._sealing = in_background(seal, Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
 def validation_loss(logs: dict[str, float]) -> float | None:
-    """Of the model that a phase results in, in the logs of an evaluation: of a pair, the strong one."""
+    """Read from an evaluation's logs the loss of the model that the phase produces; of a pair, the strong one."""
     return logs.get("eval_strong_loss") if "eval_mixed_loss" in logs else logs.get("eval_loss")
 
 
 def in_background(work: Callable[[Path], None], folder: Path) -> Future[None]:
-    """Work on a folder in a thread, which ends with the process."""
+    """Work on a folder in a daemon thread."""
     done = Future[None]()
 
     def run() -> None:
@@ -139,7 +139,7 @@ def in_background(work: Callable[[Path], None], folder: Path) -> Future[None]:
 
 
 def signalled() -> str | None:
-    """The signal that any process of this training has received; all have to end at the same step."""
+    """Return the signal that any process of this training has received, as all must stop at the same step."""
     return next((name for name in gathered([stop_requested()]) if name), None)
 
 
@@ -150,10 +150,10 @@ def refuse_broken_weights(model: Any, step: int) -> None:
 
 
 class SnapshotCallback(TrainerCallback):
-    """Saves the model after some steps.
+    """Saves the model after given steps.
 
-    A snapshot is on disk before the checkpoint of its step, so a resumed run has every earlier one. Later ones are
-    written again, because they have to come from the resumed training.
+    A snapshot is written before the checkpoint of its step, so a resumed run has all earlier ones. Later ones are
+    written again, because they must come from the resumed training.
     """
 
     def __init__(self, work: Path, steps: dict[int, str], keep: Keep):
@@ -168,19 +168,19 @@ class SnapshotCallback(TrainerCallback):
 
 
 class BestCallback(TrainerCallback):
-    """Saves the model after each evaluation with the lowest loss so far; ends training if none follows.
+    """Saves the model after each evaluation with the lowest loss so far; stops training if the loss no longer falls.
 
-    All it knows is in Trainer's log history, which checkpoints hold. A model is on disk before the checkpoint of its
-    step, and stays while training may resume from a checkpoint whose best model it is.
+    Its state is Trainer's log history, which checkpoints hold. A model is written before the checkpoint of its step and
+    kept while training may resume from a checkpoint whose best model it is.
     """
 
     def __init__(self, work: Path, keep: Keep, patience: int | None):
         self.folder, self.keep, self.patience = work / BEST, keep, patience
         self.is_over = False
-        """Whether training was ended."""
+        """Whether it stopped training."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What training did after the checkpoint from which it resumes never happened."""
+        """Remove models that were saved after the checkpoint from which training resumes."""
         if is_main():
             for step, folder in saved_models(self.folder).items():
                 if step > state.global_step:
@@ -194,11 +194,11 @@ class BestCallback(TrainerCallback):
             if is_main():
                 self._tidy([step_of(path) for path in checkpoints(Path(args.output_dir))])
         if self.patience is not None and since >= self.patience:
-            # without a checkpoint here, because training that resumed from it would not end
+            # no checkpoint here: training that resumed from it would not stop
             self.is_over, control.should_training_stop, control.should_save = True, True, False
 
     def _tidy(self, resumable: Sequence[int]) -> None:
-        """Remove models that are not the best at the last evaluation, or at a checkpoint."""
+        """Remove models that are the best neither at the last evaluation nor at a checkpoint."""
         saved = saved_models(self.folder)
         wanted = {max(saved), *(max((step for step in saved if step <= at), default=0) for at in resumable)}
         for step in saved.keys() - wanted:

@@ -1,7 +1,7 @@
 """Checkpoints of a training phase: verified after writing, then marked; training resumes from the newest intact one.
 
-Trainer resumes from the highest number even if files are missing, and deletes older checkpoints before it knows that
-the new one can be read. So one counts only with our mark, which is written last; older ones are deleted after that.
+Trainer resumes from the highest step even if files are missing, and deletes older checkpoints before it knows that the
+new one can be read. Here a checkpoint counts only once it is marked, and older ones are deleted after that.
 """
 
 import json
@@ -17,18 +17,18 @@ from weakdriven.runs.files import read_json, sync_tree, write_json
 from weakdriven.runs.manifest import FILES, damage, inventory
 
 COMPLETE = "complete"
-"""The mark of a checkpoint: its step and the size and hash of each of its files."""
+"""File that marks a checkpoint as complete: its step, and the size and hash of each of its files."""
 KEPT = 2
-"""Checkpoints that stay on disk; a third is written before the older one is deleted."""
+"""Checkpoints to keep; a third one is written before the oldest is deleted."""
 
 
 def step_of(folder: Path) -> int:
-    """Checkpoints are ordered by step and never by time: a clock may be set back."""
+    """Return a checkpoint's step, by which checkpoints are ordered; a clock may be set back."""
     return int(folder.name.split("-")[1])
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Every checkpoint, intact or not, newest first."""
+    """List all checkpoints, intact or not, newest first."""
     return sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True)
 
 
@@ -38,7 +38,7 @@ def seal(checkpoint: Path) -> None:
     if found := unreadable(checkpoint):
         raise UserError(
             f"{found} right after it was written, so the disk may be failing; run the same command again to resume "
-            "from the checkpoint before, or give an --output on another disk."
+            "from the previous checkpoint, or give an --output on another disk."
         )
     write_json(checkpoint / COMPLETE, {"step": step_of(checkpoint), FILES: inventory(checkpoint)})
     marked = [path for path in checkpoints(checkpoint.parent) if (path / COMPLETE).is_file()]
@@ -48,7 +48,7 @@ def seal(checkpoint: Path) -> None:
 
 
 def whats_wrong(checkpoint: Path) -> str | None:
-    """Why a checkpoint cannot be used, or None."""
+    """Say why a checkpoint cannot be used, or return None."""
     try:
         mark = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))
         return damage(checkpoint, mark[FILES], contents=True)
@@ -57,28 +57,28 @@ def whats_wrong(checkpoint: Path) -> str | None:
 
 
 def unreadable(folder: Path) -> str | None:
-    """A sentence about the first file that its own format shows to be incomplete, or None."""
+    """Name the first file that is incomplete according to its own format, or return None."""
     for path in sorted(folder.rglob("*")):
         try:
             if path.suffix == ".safetensors":
-                with safe_open(path, framework="pt"):  # the header, and whether the tensors end where the file does
+                with safe_open(path, framework="pt"):  # checks the header and the file's length
                     pass
             elif path.suffix in (".pt", ".pth", ".bin"):
                 with zipfile.ZipFile(path) as archive:
                     if bad := archive.testzip():
                         raise ValueError(f"checksum of {bad}")
         except (ValueError, zipfile.BadZipFile, SafetensorError) as error:
-            return f"{path} is not whole ({error})"
+            return f"{path} is incomplete ({error})"
     return None
 
 
 def last_complete_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that is marked and unchanged since, or None."""
+    """Return the newest checkpoint that is marked and unchanged since, or None."""
     return next((path for path in checkpoints(folder) if whats_wrong(path) is None), None)
 
 
 def resume_step(work: Path) -> str | None:
-    """Where training resumes in a stage's work folder, as far as the marks say."""
+    """Say from which step training in a stage's work folder would resume, judging by the marks alone."""
     marked = next((path for path in checkpoints(work / "checkpoints") if (path / COMPLETE).is_file()), None)
     if marked is None:
         return None
@@ -86,7 +86,7 @@ def resume_step(work: Path) -> str | None:
 
 
 def usable_checkpoint(folder: Path, progress: Progress) -> Path | None:
-    """The same; newer ones are removed, and a note is written for every marked one that is damaged."""
+    """Return the newest intact checkpoint; remove newer ones, with a note for each marked one that is damaged."""
     found = last_complete_checkpoint(folder)
     then = f"training resumes from {found.name}" if found else "no checkpoint is left; training starts over"
     for path in checkpoints(folder):
@@ -99,6 +99,6 @@ def usable_checkpoint(folder: Path, progress: Progress) -> Path | None:
 
 
 def tokens_so_far(checkpoint: Path) -> int:
-    """Tokens read when the checkpoint was written, as far as they were logged."""
+    """Return the number of tokens trained up to a checkpoint, as last logged."""
     history = read_json(checkpoint / "trainer_state.json").get("log_history", [])
     return int(next((row["num_tokens"] for row in reversed(history) if "num_tokens" in row), 0))

@@ -1,4 +1,4 @@
-"""Evaluation during training: the mean loss over the tokens of all rows, and nothing of it changes training."""
+"""Evaluation during training: the mean loss over the tokens of all rows, with no effect on training."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -18,13 +18,13 @@ LENGTHS = "row_lengths"
 
 
 class EvaluatingTrainer(SFTTrainer):
-    """TRL's SFTTrainer whose evaluation gives means over tokens; upstream averages the batches' means."""
+    """TRL's SFTTrainer, but evaluation losses are means over tokens; upstream averages the means of batches."""
 
     _evaluated: Tensor | None = None
-    """Sum of the losses of this process's batches, and their tokens."""
+    """Sum of the losses of this process's batches, and the number of their tokens."""
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As upstream, whose loader of rows draws a random number that training, such as dropout, would get."""
+        """Evaluate as upstream, but restore the random state: its data loader would take numbers from dropout."""
         with same_random_numbers():
             return super().evaluate(*args, **kwargs)
 
@@ -64,7 +64,7 @@ class EvaluatingTrainer(SFTTrainer):
 
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """Restore the random number generators afterwards."""
+    """Restore the random number generators at the end of the block."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
@@ -75,15 +75,15 @@ def same_random_numbers() -> Iterator[None]:
 
 
 def with_lengths(collate: Callable[[list[Any]], dict[str, Any]], rows: list[Any]) -> dict[str, Any]:
-    """A collator's batch with the length of each row, to separate rows that are joined into one."""
+    """Collate rows and add their lengths, to separate rows that are packed into one."""
     return {**collate(rows), LENGTHS: torch.tensor([len(row.get("input_ids", ())) for row in rows])}
 
 
 def ignore_filler(labels: Tensor, lengths: Tensor, *, left: int, process: int) -> None:
-    """Mask, in place, the rows of an evaluation's last batches that accelerate repeats to give each process as many.
+    """Mask, in place, the rows that accelerate repeats in an evaluation's last batches to give all processes the same.
 
     Args:
-        lengths: Of the rows of this process; in `labels` they are separate, or one after another in a single row.
+        lengths: Lengths of this process's rows, which are separate in `labels` or packed into one row.
         left: Rows in the last batches of all processes together, without repeats.
     """
     rows = len(lengths)

@@ -1,7 +1,7 @@
-"""FSDP2 as accelerate sets it up: whole models, and checkpoints for any number of processes.
+"""FSDP2 through accelerate: saves whole models, and checkpoints that resume on any number of processes.
 
-A sharded checkpoint is torch.distributed.checkpoint's: one process reads all of it, several read what they need. An
-ordinary one, written by one process or under DDP, is sharded when it is read.
+A sharded checkpoint has the format of torch.distributed.checkpoint: one process reads all of it, several read what they
+need. An ordinary one, written by one process or under DDP, is sharded when it is read.
 """
 
 from dataclasses import replace
@@ -15,7 +15,9 @@ from accelerate.utils import DistributedType
 from torch.distributed.checkpoint import state_dict, state_dict_loader
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
 from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_utils import EvalLoopOutput
 
 from weakdriven.models.sharded import checkpoint_weights, gathered_model
 from weakdriven.runs.processes import is_main
@@ -23,16 +25,16 @@ from weakdriven.training.evaluation import EvaluatingTrainer
 from weakdriven.training.launch import fsdp_is_asked_for
 
 MODEL_SHARDS, OPTIMIZER_SHARDS = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
-"""Folders inside a checkpoint that accelerate writes."""
+"""Folders that accelerate writes inside a checkpoint."""
 
 
 class ShardedCheckpoints(EvaluatingTrainer):
-    """TRL's SFTTrainer that saves whole models and resumes from all checkpoints alike, under FSDP2 or not."""
+    """TRL's SFTTrainer, but it saves whole models and resumes from any checkpoint, with or without FSDP2."""
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As upstream, under FSDP2 on CPUs too, where accelerate would silently use DDP, and with losses in float32."""
+        """Set up accelerate as upstream, with float32 losses and FSDP2 on CPUs, where it would silently use DDP."""
         only_model = self.args.save_only_model
-        self.args.save_only_model = False  # upstream has no whole model to save, and raises an error
+        self.args.save_only_model = False  # upstream cannot save whole models and raises an error
         super().create_accelerator_and_postprocess()
         self.args.save_only_model = only_model
         state: Any = self.accelerator.state
@@ -43,17 +45,32 @@ class ShardedCheckpoints(EvaluatingTrainer):
                 plugin.set_mixed_precision(state.mixed_precision)
             self.is_fsdp_enabled = True
         policy = state.fsdp_plugin.mixed_precision_policy if self.is_fsdp_enabled else None
-        if isinstance(policy, MixedPrecisionPolicy):  # accelerate's rounds averaged gradients, and losses, to bfloat16
+        if isinstance(policy, MixedPrecisionPolicy):  # accelerate's would round gradients and losses to bfloat16
             policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
             state.fsdp_plugin.mixed_precision_policy = policy
 
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """As upstream; then FSDP2 finishes the forward pass.
+
+        TRL reads the head's weights and never runs it, and torch before 2.13 waits for it, unless a backward pass
+        follows, and leaves the embedding sharded in the next forward pass.
+        """
+        output = super().evaluation_loop(*args, **kwargs)
+        model: Any = self.accelerator.unwrap_model(self.model)
+        if self.is_fsdp_enabled and isinstance(model, PreTrainedModel):
+            head: Any = model.get_output_embeddings()
+            weight = head.weight
+            with torch.no_grad():
+                head(torch.empty(0, head.in_features, dtype=weight.dtype, device=weight.device))
+        return output
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Whole models, gathered weight by weight if they are sharded; a checkpoint to resume from holds shards."""
+        """Save whole models, gathered weight by weight if they are sharded; a checkpoint to resume from gets shards."""
         if not self.is_fsdp_enabled:
             super().save_model(output_dir, _internal_call)
             return
         folder = Path(output_dir or str(self.args.output_dir))
-        folder.mkdir(parents=True, exist_ok=True)  # by each process, because each asks for the best one here
+        folder.mkdir(parents=True, exist_ok=True)  # in each process, as each looks here for the best checkpoint
         if self.args.save_only_model or not is_checkpoint(output_dir, _internal_call):
             for place, model in self._whole_models(folder).items():
                 if (gathered := gathered_model(model)) is not None:
@@ -65,7 +82,7 @@ class ShardedCheckpoints(EvaluatingTrainer):
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _whole_models(self, folder: Path) -> dict[Path, Any]:
-        """Where each model is saved."""
+        """Return each model by the folder into which it is saved."""
         return {folder: self.accelerator.unwrap_model(self.model)}
 
     def _save_rest(self, folder: Path) -> None:
@@ -92,7 +109,7 @@ class ShardedCheckpoints(EvaluatingTrainer):
 
     @torch.no_grad()
     def _load_whole(self, model: Any, folder: Path) -> None:
-        """An ordinary checkpoint into a sharded model: every process reads all of it and keeps its part."""
+        """Load an ordinary checkpoint into a sharded model; each process reads all of it and keeps its shard."""
         state = checkpoint_weights(model, folder)
         for name, weight in model.state_dict().items():
             weight.copy_(_like(state[name], weight))
@@ -109,7 +126,7 @@ class ShardedCheckpoints(EvaluatingTrainer):
             self.optimizer.load_state_dict(sharded_state(state, self.optimizer))  # pyright: ignore
         else:
             model: Any = self.model
-            optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's wrapper holds it
+            optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # inside accelerate's wrapper
             state = {"optimizer": state_dict.get_optimizer_state_dict(model, optimizer)}
             state_dict_loader.load(state, checkpoint_id=folder / OPTIMIZER_SHARDS, no_dist=not dist.is_initialized())
             state_dict.set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"])
@@ -117,12 +134,12 @@ class ShardedCheckpoints(EvaluatingTrainer):
 
 
 def is_checkpoint(output_dir: str | None, internal_call: bool) -> bool:
-    """Whether `Trainer.save_model` is called for a checkpoint; a push to the Hub calls it without a folder."""
+    """Return whether `Trainer.save_model` is called for a checkpoint; a push to the Hub calls it without a folder."""
     return internal_call and output_dir is not None
 
 
 def sharded_state(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
-    """The optimizer state of whole weights, sharded as the optimizer's weights are now."""
+    """Shard the optimizer state of whole weights as the optimizer's weights are sharded now."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     parts = {
         place: {name: _like(value, weights[place]) for name, value in kept.items()}
@@ -132,7 +149,7 @@ def sharded_state(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
 
 
 def _like(value: Any, weight: torch.Tensor) -> Any:
-    """Sharded as the weight is, if it is and this has its shape."""
+    """Shard a value as the weight is sharded, if it has the weight's shape."""
     if not isinstance(weight, DTensor) or not isinstance(value, torch.Tensor) or value.shape != weight.shape:
         return value
     return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)

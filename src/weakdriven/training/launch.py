@@ -1,4 +1,4 @@
-"""How many processes may train a recipe, and what their launch configuration may ask of them."""
+"""Checks how many processes may train a recipe, and what their launch configuration may set."""
 
 import os
 from typing import Any
@@ -9,7 +9,7 @@ from weakdriven.runs.launcher import refuse_deepspeed
 from weakdriven.runs.processes import launched, refuse_uneven
 
 ALONE = {"scaled_ce", "undial", "ssb"}
-"""Methods whose trainers read their model's layers directly, where gradients of several processes would not meet."""
+"""Methods whose trainers bypass the model's forward pass, so that processes would not average their gradients."""
 UNSHARDED = ("dpo", "spin")
 """Methods whose trainers need whole models in every process."""
 SUPPORTED = {
@@ -18,7 +18,7 @@ SUPPORTED = {
     "fsdp_cpu_ram_efficient_loading": (False, "all processes read the models, not only the first"),
     "fsdp_activation_checkpointing": (False, "gradient_checkpointing decides that"),
 }
-"""What a launch configuration may ask of FSDP, and why."""
+"""FSDP settings that a launch configuration must have, and why."""
 
 
 def fsdp_is_asked_for() -> bool:
@@ -30,7 +30,7 @@ def _is_set(variable: str) -> bool:
 
 
 def refuse_sharding_of_launch(*, precision: bool = True) -> None:
-    """Raise an error for settings of the launcher that training does not support; `precision`: a recipe decides it."""
+    """Raise an error for unsupported settings of the launcher; with `precision`, also for its mixed precision."""
     if _is_set("ACCELERATE_USE_DEEPSPEED"):
         refuse_deepspeed()
     if fsdp_is_asked_for():
@@ -40,13 +40,13 @@ def refuse_sharding_of_launch(*, precision: bool = True) -> None:
     mixed = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision and mixed not in ("no", ""):
         raise UserError(
-            f"The launch configuration sets mixed_precision: {mixed}, and the recipe's precision decides that; set "
-            "mixed_precision: 'no' there."
+            f"The launch configuration sets mixed_precision: {mixed}, but the recipe's precision decides that; set "
+            "mixed_precision: 'no' in the launch configuration."
         )
 
 
 def refuse_plugin(plugin: Any) -> None:
-    """Ways to shard that would train something else, or could not be saved."""
+    """Raise an error for FSDP settings that would change the training or could not be saved."""
     found = {
         "fsdp_version": plugin.fsdp_version,
         "fsdp_state_dict_type": plugin.state_dict_type.name,
@@ -68,22 +68,22 @@ def refuse_sharded_adapters(sharded: bool, adapted: bool) -> None:
 
 
 def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -> None:
-    """Processes, GPUs and batch sizes that do not go together.
+    """Raise an error for a number of processes that the machine, the recipe or one of its methods does not support.
 
     Args:
-        sharded: Whether a plan shards weights, whatever the launcher asks for.
+        sharded: Whether a plan shards weights, whatever the launcher says.
     """
     if processes == 1:
         if launched() > 1:
             raise UserError(
-                f"This command works in one process, and a launcher started {launched()}; start it without one. "
-                "weakdriven run and weakdriven select work in several."
+                f"This command runs in one process, but a launcher started {launched()}; start it without a launcher. "
+                "weakdriven run and weakdriven select support several."
             )
         import torch
 
         if (devices := torch.cuda.device_count()) > 1:
             raise UserError(
-                f"{devices} GPUs are visible, and one process uses one of them; give --launch a configuration that "
+                f"{devices} GPUs are visible, but one process uses one of them; give --launch a configuration that "
                 "starts a process on each (such as weakdriven run RECIPE --launch fsdp2-8gpu), or set "
                 "CUDA_VISIBLE_DEVICES=0."
             )
@@ -93,20 +93,20 @@ def refuse_processes(recipe: Recipe, processes: int, *, sharded: bool = False) -
     refuse_sharded_adapters(sharded, recipe.lora is not None)
     if sharded and recipe.precision == "fp16-mixed":
         raise UserError(
-            "precision is fp16-mixed, and FSDP2 is asked for, which was never tried with loss scaling; set precision: "
-            "bf16-mixed, or train under --launch ddp-8gpu (a plan: --sharding ddp)."
+            "precision is fp16-mixed, which is not supported with FSDP2: it was never tried with loss scaling. Set "
+            "precision: bf16-mixed, or train with --launch ddp-8gpu (in a plan: --sharding ddp)."
         )
     methods = {recipe.method, *recipe.baselines}
     if alone := sorted(methods & ALONE):
         raise UserError(
             f"{', '.join(alone)} trains in one process, found {processes}; run it without a launcher, or leave it out "
-            "of method and baselines here and run it afterwards: what is finished is kept."
+            "of method and baselines here and run it afterwards (finished stages are kept)."
         )
     used = [name for name in UNSHARDED if name in methods]
     if used and sharded:
         raise UserError(
-            f"{', '.join(used)} trains in one process or under DDP, and FSDP is asked for; use --launch "
-            "ddp-8gpu for it (a plan: --sharding ddp), or leave it out of method and baselines here."
+            f"{', '.join(used)} trains in one process or with DDP, not with FSDP; use --launch ddp-8gpu for it (in a "
+            "plan: --sharding ddp), or leave it out of method and baselines here."
         )
     used += ["joint"] if methods - {"sft", "neftune", *UNSHARDED} else []
     used += [] if recipe.sft.model and methods <= {"wmss", *UNSHARDED} else ["sft"]

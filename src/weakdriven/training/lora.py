@@ -1,4 +1,4 @@
-"""A recipe's `lora`: checked before anything is computed, and translated to PEFT."""
+"""Checks a recipe's `lora` before anything is computed, and translates it to PEFT."""
 
 import difflib
 import os
@@ -28,13 +28,13 @@ def check_lora(lora: LoraSettings, base: Path, *, trust_remote_code: bool = Fals
     """Raise an error if this machine cannot quantize, or if a target is missing in the base or cannot be adapted."""
     if lora.quantize and not (find_spec("bitsandbytes") and torch.cuda.is_available()):
         raise UserError(
-            f"lora.quantize: {lora.quantize} needs a CUDA device and bitsandbytes (pip install bitsandbytes), and one "
-            "is missing here; remove it."
+            f"lora.quantize: {lora.quantize} needs a CUDA device and bitsandbytes (pip install bitsandbytes), but one "
+            "is missing here; install it or remove the setting."
         )
     if lora.target_modules == "all-linear":
         return
     config = text_config(base, trust_remote_code=trust_remote_code)
-    with torch.device("meta"):  # its layers, without their weights
+    with torch.device("meta"):  # the layers without weights
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     refuse_targets(model, list(lora.target_modules))
 
@@ -56,7 +56,7 @@ def refuse_targets(model: Any, targets: list[str]) -> None:
 
 
 def ready_adapter(source: str, base: Path, base_source: str, *, trust_remote_code: bool = False) -> Path:
-    """Folder of an M1 that was trained elsewhere; it must be an adapter over the recipe's model."""
+    """Return the folder of an M1 that was trained elsewhere; it must be an adapter over the recipe's model."""
     folder = Path(source).expanduser()
     if not folder.is_dir():
         folder = locate_model(source)

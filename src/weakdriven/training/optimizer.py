@@ -1,4 +1,4 @@
-"""Optimizers: those that transformers has no name for, whether the chosen one can run here, and its memory."""
+"""Optimizers: builds those that transformers does not name, checks whether one can run here, counts their memory."""
 
 import os
 import shutil
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 256
-"""Numbers of an 8-bit or fp8 optimizer state that share one fp32 scale."""
+"""How many numbers of an 8-bit or fp8 optimizer state share one fp32 scale."""
 
 
 def optimizer_class(settings: TrainSettings) -> "tuple[type[torch.optim.Optimizer], dict[str, Any]] | None":
-    """Trainer's `optimizer_cls_and_kwargs` for adamw_bf16 and adamw_fp8; None for what its arguments can name."""
+    """Return Trainer's `optimizer_cls_and_kwargs` for adamw_bf16 and adamw_fp8, and None for the others."""
     if settings.optimizer not in ("adamw_bf16", "adamw_fp8"):
         return None
-    # _AdamW is private by its name, though torchao.optim exports it: AdamW8bit without the 8 bits
+    # torchao.optim exports _AdamW, which is AdamW8bit without the 8 bits, under a private name
     from torchao.optim import AdamWFp8, _AdamW
 
     # only bf16 weights are rounded stochastically
@@ -46,13 +46,13 @@ def check_optimizer(key: str, optimizer: str) -> None:
         compilers.append(os.environ.get("CC") or ("gcc" if shutil.which("gcc") else "clang"))
     if missing := [name for name in compilers if not shutil.which(name)]:
         raise UserError(
-            f"{key}: {optimizer} compiles its step, and there is no compiler {missing[0]} here; install it, name "
+            f"{key}: {optimizer} compiles its step, but there is no compiler {missing[0]} here; install it, name "
             "another in CXX (C++) or CC (C), or set optimizer: adamw."
         )
 
 
 def state_bytes(optimizer: str, weight: int) -> float:
-    """Bytes of an optimizer's state for one trained weight of so many bytes.
+    """Count the bytes of an optimizer's state for one trained weight, which itself has `weight` bytes.
 
     >>> state_bytes("adamw", 4), state_bytes("adamw_8bit", 4), state_bytes("rmsprop", 2)
     (8, 2.03125, 2)

@@ -1,23 +1,26 @@
-"""Rows of a step -> micro-batches without padding: as many rows in one sequence as fit, attention apart."""
+"""Packs the rows of a step into micro-batches without padding; each row attends only to itself."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from weakdriven.config.recipe import Recipe
+from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.errors import UserError
 from weakdriven.models.head import hidden_states
-from weakdriven.models.row_attention import rows_apart
+from weakdriven.models.row_attention import has_kernel, rows_apart
 
 
 def packed_order(
     order: np.ndarray, length_N: np.ndarray, batch_size: int, *, processes: int, capacity: int
 ) -> tuple[np.ndarray, int]:
-    """Training order in which consecutive rows form micro-batches, and the rows of each.
+    """Return the training order in which consecutive rows form micro-batches, and the number of rows in each.
 
-    Each step keeps its rows. All its micro-batches hold the same number of them, the largest with which none in the
-    whole phase has more than `capacity` tokens; rows are spread so that micro-batches have about as many tokens each.
+    Each step keeps its rows. All micro-batches of a phase hold the same number of rows: the largest for which none
+    exceeds `capacity` tokens. Rows are spread so that micro-batches have about equal numbers of tokens.
 
     >>> packed_order(np.array([0, 1, 2, 3]), np.array([5, 2, 3, 4]), 4, processes=1, capacity=8)
     (array([0, 1, 3, 2]), 2)
@@ -33,7 +36,7 @@ def packed_order(
 
 
 def _spread(rows_SB: np.ndarray, length_N: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Groups of `rows` rows of each step and their tokens: the next longest rows go to the groups with fewest tokens.
+    """Group the rows of each step and count each group's tokens; the next longest rows go to the emptiest groups.
 
     S = steps, B = rows of a step, G = groups, R = rows of a group.
     """
@@ -51,11 +54,29 @@ def _spread(rows_SB: np.ndarray, length_N: np.ndarray, rows: int) -> tuple[np.nd
     return found_SGR, token_SG
 
 
-@torch.no_grad()
-def refuse_mixed_rows(model: nn.Module, setting: str) -> None:
-    """Raise an error if a row's hidden states change with the row before it in the same sequence.
+def packs(models: Sequence[nn.Module], settings: TrainSettings, recipe: Recipe) -> bool:
+    """Return whether a phase packs its examples; raise an error if it must but a model mixes them."""
+    if not isinstance(settings, SupervisedSettings) or settings.packing is False:
+        return False
+    if settings.packing == "auto":
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        dtype = torch.float32 if recipe.precision == "fp32" else torch.bfloat16
+        return has_kernel(device, dtype) and not any(map(mixes_rows, models))
+    for model in filter(mixes_rows, models):
+        network: Any = model
+        block = "sft" if settings is recipe.sft else "joint"
+        raise UserError(
+            f"{block}.packing is true, but layers of this {network.config.model_type} model mix rows that are in one "
+            f"sequence; set {block}.packing: false."
+        )
+    return True
 
-    Attention is kept apart by position ids that restart; recurrent layers and convolutions may not look at them.
+
+@torch.no_grad()
+def mixes_rows(model: nn.Module) -> bool:
+    """Return whether an example's hidden states depend on the example before it in the same sequence.
+
+    Restarting position ids separate the examples in attention; recurrent layers and convolutions may ignore them.
     """
     network: Any = model
     device = next(network.parameters()).device
@@ -69,8 +90,4 @@ def refuse_mixed_rows(model: nn.Module, setting: str) -> None:
             packed = hidden_states(network, {**both, "position_ids": position_1L})[0, 8:].float()
     finally:
         network.train(training)
-    if not (packed - alone).abs().max() <= 0.1 * alone.std():
-        raise UserError(
-            f"{setting}.packing is true, but layers of this {network.config.model_type} model mix rows that are in one "
-            f"sequence; set {setting}.packing: false."
-        )
+    return not (packed - alone).abs().max() <= 0.1 * alone.std()

@@ -1,4 +1,4 @@
-"""A training phase of any method: where and when it runs, and training to its end from the last good checkpoint."""
+"""A training phase of any method: prepares its trainer, and trains to the end from the last good checkpoint."""
 
 import math
 import os
@@ -39,14 +39,14 @@ class Phase:
     """0 for SFT and controls, t for round t."""
     epochs: int
     work: Path
-    """Working folder; training resumes from what an interrupted attempt left here."""
+    """Work folder; training resumes from what an interrupted attempt left here."""
     progress: Progress
     epoch_rows: int | None = None
-    """Rows that set the number of steps per epoch, if not those of the training set."""
+    """Number of rows that sets the steps of an epoch (default: the rows of the training set)."""
     keep: Keep | None = None
     """Writes the model into a folder; needed if the settings ask for snapshots."""
     force: bool = False
-    """Train with too little room on the disk, as predicted."""
+    """Train even if too little disk space is predicted."""
     validation: Dataset | None = None
     """Rows on which the model is evaluated during training, if the settings ask for it."""
     watchers: Sequence[TrainerCallback] = ()
@@ -61,14 +61,14 @@ class Phase:
         *,
         packing: bool = False,
     ) -> dict[str, Any]:
-        """What every trainer takes: the rows in order, the arguments, our callbacks."""
+        """Return what every trainer needs: the rows in order, the arguments, our callbacks."""
         count, epochs = len(rows), self.epochs
         options = {"seed": recipe.seed, "phase": self.number, "epoch_rows": self.epoch_rows}
         order = training_order(count, epochs=epochs, batch_size=settings.batch_size, **options)  # pyright: ignore
         count = self.epoch_rows or count
         batch, length_N, packed = min(settings.batch_size, count), padded_lengths(rows), None
         if packing:
-            capacity = settings.micro_batch_size * recipe.data.max_length
+            capacity = settings.micro_batch_size * int(length_N.max())
             order, packed = packed_order(order, length_N, batch, processes=size(), capacity=capacity)
         else:
             order = alike_together(order, length_N, batch)
@@ -81,7 +81,7 @@ class Phase:
             callbacks.append(SnapshotCallback(self.work, kept, self.keep))
         if self.validation and isinstance(settings, SftSettings) and settings.keep == "best" and self.keep:
             callbacks.append(BestCallback(self.work, self.keep, settings.patience))
-        # the default is inside the checkpoints, which are deleted with the finished stage
+        # by default they would be among the checkpoints, which are deleted when the stage is finished
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)
         where: dict[str, Any] = {"stage": self.stage, "folder": folder}
         validation = self._validation_rows(settings)
@@ -95,7 +95,7 @@ class Phase:
         }
 
     def _validation_rows(self, settings: TrainSettings) -> Dataset | None:
-        """If the settings ask for evaluations; longest first, so that a batch has little padding."""
+        """Return the validation rows if the settings ask for evaluations; longest first, so that padding is small."""
         if self.validation is None or not isinstance(settings, SupervisedSettings) or settings.eval_steps is None:
             return None
         order = np.argsort(-row_lengths(self.validation), kind="stable")
@@ -103,9 +103,9 @@ class Phase:
 
 
 def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
-    """Train to the end, from the last intact checkpoint if there is one; returns counters (of `rows`, if given)."""
+    """Train to the end, from the last intact checkpoint if there is one; return counters (of `rows` if given)."""
     require_hooks(type(trainer))
-    trainer.remove_callback(PrinterCallback)  # it prints every log line; ours go to metrics.jsonl and the bar
+    trainer.remove_callback(PrinterCallback)  # logs go to metrics.jsonl and the progress bar
     folder = Path(str(trainer.args.output_dir))
     phase = next(one for one in trainer.callback_handler.callbacks if isinstance(one, PhaseCallback))
     checkpoint = agree(on_main(lambda: checkpoints.usable_checkpoint(folder, phase.progress)))
@@ -119,7 +119,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
     except Exception as error:
         if not is_disk_full(error):
             raise
-        good = checkpoints.usable_checkpoint(folder, phase.progress)  # removes the one that could not be written
+        good = checkpoints.usable_checkpoint(folder, phase.progress)  # removes the incomplete one
         start = f"step {checkpoints.step_of(good)}" if good else "its start"
         raise UserError(
             f"The disk is full: {phase.stage}, at step {trainer.state.global_step}, could not save a checkpoint. Free "
@@ -137,7 +137,7 @@ def fit(trainer: Trainer, rows: Dataset | None = None) -> dict[str, Any]:
 
 
 def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
-    """Compare what the phase will still write with the free space on its disk; with `force` only report it."""
+    """Raise an error if the phase will write more than its disk has room for; with `force`, only report it."""
     settings, recipe, folder = phase.settings, phase.recipe, Path(str(trainer.args.output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     model: Any = trainer.model
@@ -146,24 +146,24 @@ def check_disk(trainer: Trainer, phase: PhaseCallback) -> None:
     weights = sum(weight.numel() * weight.element_size() for weight in saved)
     trained = [weight for weight in saved if weight.requires_grad]
     optimizer = math.ceil(sum(one.numel() * state_bytes(settings.optimizer, one.element_size()) for one in trained))
-    steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # its rows are those of all epochs
+    steps = settings.steps(len(cast(Dataset, trainer.train_dataset)), epochs=1)  # it holds the rows of all epochs
     saves = settings.saves(steps)
     models = 1 + len(settings.snapshots) + getattr(settings, "save_weak", False)
     if any(isinstance(one, BestCallback) for one in trainer.callback_handler.callbacks):
-        models += 1 + min(saves, CHECKPOINTS)  # the next one, and the best one at each checkpoint
-    kept = weights // (2 if hasattr(model, "weak") else 1)  # of a pair the strong model is kept
+        models += 1 + min(saves, CHECKPOINTS)  # the next, and the best at each checkpoint
+    kept = weights // (2 if hasattr(model, "weak") else 1)  # of a pair, the strong model is kept
     kept = kept // 2 if recipe.precision.endswith("-mixed") and not adapter else kept
     need = disk_need(weights=weights, optimizer=optimizer, model=kept, models=models, saves=saves)
     need -= held(folder.parent)
     sentence = too_little_room(folder, need, stage=phase.stage, checkpoint=weights + optimizer, saves=saves)
     if sentence and not phase.force:
-        raise UserError(f"{sentence} weakdriven run --force tries it all the same.")
+        raise UserError(f"{sentence} To try it nevertheless, use weakdriven run --force.")
     if sentence:
-        phase.progress.note(f"{sentence} It is tried all the same (--force).")
+        phase.progress.note(f"{sentence} Trying nevertheless (--force).")
 
 
 def padded_lengths(rows: Dataset) -> np.ndarray:
-    """Padded length of each row; for preference pairs, of the longer side."""
+    """Return the length of each row; for preference pairs, of the longer side."""
     if "input_ids" in rows.column_names:
         return row_lengths(rows)
     prompt_N, chosen_N, rejected_N = (row_lengths(rows, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
@@ -171,6 +171,6 @@ def padded_lengths(rows: Dataset) -> np.ndarray:
 
 
 def trained_tokens(rows: Dataset) -> int:
-    """Tokens read in training; a preference pair's prompt counts twice, once for each completion."""
+    """Count the tokens read in training; a preference pair's prompt counts twice, once for each completion."""
     times = {"input_ids": 1, "prompt_ids": 2, "chosen_ids": 1, "rejected_ids": 1}
     return sum(times[name] * int(row_lengths(rows, name).sum()) for name in rows.column_names if name in times)

@@ -9,13 +9,13 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from weakdriven.config.recipe import SAVED, Recipe
-from weakdriven.config.settings import SupervisedSettings, TrainSettings
+from weakdriven.config.settings import TrainSettings
 from weakdriven.models.head import causal_lm
 from weakdriven.models.load import DTYPES
 from weakdriven.models.recompute import keep
 from weakdriven.models.sharded import gathered_model
 from weakdriven.runs.directory import METRICS
-from weakdriven.training.packing import refuse_mixed_rows
+from weakdriven.training.packing import packs
 from weakdriven.training.phase import Phase, fit
 from weakdriven.training.variant import PLAIN, Variant
 
@@ -32,9 +32,7 @@ def train_supervised(
 ) -> dict[str, Any]:
     """Train in place; returns counters. A `teacher` is a frozen model, for a variant that needs one."""
     keep(model, settings.gradient_checkpointing)
-    packing = isinstance(settings, SupervisedSettings) and settings.packing and type(variant) is Variant
-    if packing:
-        refuse_mixed_rows(model, "sft" if settings is recipe.sft else "joint")
+    packing = type(variant) is Variant and packs([model], settings, recipe)
     made = phase.prepare(dataset, settings, recipe, packing=packing)
     with variant.training(model, seed=[recipe.seed, phase.number]) as callbacks:
         made["callbacks"] = [*callbacks, *made["callbacks"]]  # ours writes down what they log

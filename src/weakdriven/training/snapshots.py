@@ -1,4 +1,4 @@
-"""Snapshots of a phase: the model after given shares of its steps, each a whole folder."""
+"""Snapshots of a phase: complete models saved after given shares of its steps."""
 
 import os
 import shutil
@@ -15,12 +15,12 @@ Keep = Callable[[Path], None]
 
 
 def percent(share: float) -> int:
-    """Name of a snapshot: its share of the steps, in whole percents."""
+    """Name a snapshot by its share of the steps, in whole percents."""
     return round(100 * share)
 
 
 def snapshot_steps(shares: Sequence[float], steps: int, stage: str) -> dict[int, str]:
-    """Optimizer step to the name of its snapshot; two snapshots of one model are an error.
+    """Map optimizer steps to the names of their snapshots; two snapshots at one step raise an error.
 
     >>> snapshot_steps([0.25, 0.5], 10, "sft")
     {2: '25', 5: '50'}
@@ -39,13 +39,13 @@ def snapshot_steps(shares: Sequence[float], steps: int, stage: str) -> dict[int,
 
 
 def keep_in(place: Path, keep: Keep) -> None:
-    """Write the model into a folder, which is there only once it is whole and on disk."""
+    """Write the model into a folder, which appears only once it is complete and on disk."""
     part = place.with_name(place.name + PART)
     if is_main():
         for leftover in (part, place):
             shutil.rmtree(leftover, ignore_errors=True)
         part.mkdir(parents=True)
-    keep(part)  # by all processes, since each may hold a part of the weights
+    keep(part)  # in all processes, since each may hold a shard of the weights
     if is_main():
         sync_tree(part)
         os.rename(part, place)
@@ -53,11 +53,11 @@ def keep_in(place: Path, keep: Keep) -> None:
 
 
 def snapshot_folders(work: Path, shares: Sequence[float]) -> dict[str, Path]:
-    """The snapshots of a finished phase, by name."""
+    """Return the snapshot folders of a finished phase, by name."""
     return {str(percent(share)): work / SNAPSHOTS / str(percent(share)) for share in shares}
 
 
 def publish_snapshots(work: Path, out: Path, shares: Sequence[float]) -> None:
-    """Put snapshots next to the finished model; `work` keeps its own, so that a kill before the end loses none."""
+    """Link snapshots next to the finished model; `work` keeps them in case of a kill."""
     for name, folder in snapshot_folders(work, shares).items() if is_main() else ():
         shutil.copytree(folder, out / SNAPSHOTS / name, copy_function=link)

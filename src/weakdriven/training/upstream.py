@@ -1,7 +1,7 @@
-"""Every private name of the libraries under us that this package overrides, calls or reads, and why.
+"""Lists every private name of our libraries that this package overrides, calls or reads, and why.
 
 A release may rename or drop them without notice. `tests/training/test_upstream.py` compares this list with the
-installed releases and with our source; `require_hooks` and `require_call` stop a training that would do without one.
+installed releases and with our source; `require_hooks` and `require_call` stop a training if one is missing.
 """
 
 from importlib.metadata import version
@@ -17,16 +17,16 @@ class Private(NamedTuple):
 
     owner: str
     name: str
-    """`name(parameters)` of a method, `name` of an attribute of a class, `.name` of one that instances have."""
+    """`name(parameters)` for a method, `name` for an attribute of a class, `.name` for one of its instances."""
     used: str
-    """Module of ours that uses it, below `weakdriven`."""
+    """The module of `weakdriven` that uses it."""
     why: str
 
 
 TRAINER, SFT, DPO = "transformers.Trainer", "trl.SFTTrainer", "trl.DPOTrainer"
 CONFIG, MODEL = "transformers.PreTrainedConfig", "transformers.PreTrainedModel"
-ATTENTION = "its results are kept, not recomputed; torch has no public name for its operators"
-CHECKPOINT = "checkpoints hold two models, and there is no callback in place of writing and reading one"
+ATTENTION = "attention's outputs are kept, not recomputed; torch has no public name for its operators"
+CHECKPOINT = "checkpoints hold two models, and no callback can replace how they are written and read"
 CARD = "what TRL writes into the model card"
 PRIVATE = (
     Private(TRAINER, "_save(output_dir, state_dict)", "wmss.pair_checkpoints", CHECKPOINT),
@@ -35,14 +35,14 @@ PRIVATE = (
         TRAINER,
         "_push_from_checkpoint(checkpoint_folder)",
         "wmss.pair_checkpoints",
-        "it copies a model out of the checkpoint, where a sharded or merged one is not",
+        "it copies the model from the checkpoint, which does not hold a sharded or merged model",
     ),
     Private(TRAINER, "_load_from_checkpoint(resume_from_checkpoint, model)", "training.fsdp", CHECKPOINT),
-    Private(TRAINER, "_load_optimizer_and_scheduler(checkpoint)", "training.fsdp", "sharded and whole states alike"),
+    Private(TRAINER, "_load_optimizer_and_scheduler(checkpoint)", "training.fsdp", "sharded and whole states load"),
     Private(SFT, "_tag_names", "wmss.trainer", CARD),
     Private(SFT, "_name", "wmss.trainer", CARD),
     Private(SFT, "_paper", "wmss.trainer", CARD),
-    Private(SFT, "._total_train_tokens", "training.phase", "TRL counts from 0 in a resumed training"),
+    Private(SFT, "._total_train_tokens", "training.phase", "TRL counts from 0 when training resumes"),
     Private(DPO, "_prepare_dataset(dataset)", "methods.dpo_spin.trainer", "our pairs have the tokens of SFT"),
     Private(
         DPO,
@@ -50,23 +50,23 @@ PRIVATE = (
         "methods.dpo_spin.trainer",
         "TRL writes all of its cache at the end; ours survives a kill",
     ),
-    Private(CONFIG, "_attn_implementation", "models.head", "the attention that is in use; public for setting only"),
-    Private(CONFIG, "._name_or_path", "wmss.checks", "where a loaded model came from, to find its tokenizer"),
-    Private(MODEL, "_no_split_modules", "wmss.pair", "accelerate reads from the pair which layers FSDP2 shards as one"),
-    Private(MODEL, "_supports_sdpa", "wmss.mixture", "read when a model is loaded in that attention"),
+    Private(CONFIG, "_attn_implementation", "models.head", "which attention is in use; the public name only sets it"),
+    Private(CONFIG, "._name_or_path", "wmss.checks", "the source of a loaded model, to find its tokenizer"),
+    Private(MODEL, "_no_split_modules", "wmss.pair", "accelerate reads which layers FSDP2 shards as one"),
+    Private(MODEL, "_supports_sdpa", "wmss.mixture", "read when a model is loaded with that attention"),
     Private(MODEL, "_supports_flash_attn", "wmss.mixture", "likewise"),
     Private(MODEL, "_supports_flex_attn", "wmss.mixture", "likewise"),
     Private(MODEL, "_supports_attention_backend", "wmss.mixture", "likewise"),
-    Private(MODEL, "_can_set_attn_implementation()", "models.row_attention", "whether ours can be set"),
-    Private(MODEL, "_can_compile_fullgraph", "eval.generate.decode", "whether a step can be captured"),
+    Private(MODEL, "_can_set_attn_implementation()", "models.row_attention", "whether a model supports our attention"),
+    Private(MODEL, "_can_compile_fullgraph", "eval.generate.decode", "whether a CUDA graph can capture a step"),
     Private(
-        "transformers.GenerationMixin", "_supports_default_dynamic_cache()", "wmss.mixture", "two caches if both may"
+        "transformers.GenerationMixin", "_supports_default_dynamic_cache()", "wmss.mixture", "whether both can cache"
     ),
     Private(
         "transformers.GenerationMixin",
         "_prepare_cache_for_generation(generation_config, model_kwargs)",
         "wmss.mixture",
-        "generate would make the cache of one model",
+        "generate would make a single cache",
     ),
     Private("torchao.optim", "_AdamW", "training.optimizer", "AdamW8bit without the 8 bits; exported, private by name"),
     Private("torch._C", "_cuda_endAllocateToPool", "eval.generate.graphs", "torch before 2.12 leaves the pool open"),
@@ -82,7 +82,7 @@ PRIVATE = (
 
 
 def require_hooks(trainer: type) -> None:
-    """Raise an error if a method that we override is gone: upstream would do its own instead, without a word."""
+    """Raise an error if a method that we override is gone: upstream would silently do without our version."""
     for owner in trainer.__mro__:
         for private in PRIVATE:
             method, _, called = private.name.partition("(")
@@ -91,7 +91,7 @@ def require_hooks(trainer: type) -> None:
 
 
 def require_call(hook: str, called: Any) -> None:
-    """Raise an error if a step did without a hook that carries its NaN check, token count, mixture or loss scale."""
+    """Raise an error if a step did not call a hook that carries its NaN check, token count, mixture or loss scale."""
     if not called:
         refuse_release(f"a training step did not call {hook}, on which this trainer relies")
 
@@ -99,7 +99,7 @@ def require_call(hook: str, called: Any) -> None:
 def refuse_release(found: str) -> None:
     installed = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     raise UserError(
-        f"In the installed releases {found} ({installed}). Install older ones that this version of weakdriven was "
-        "tested with, or a newer weakdriven. If a callback or a subclass of yours took the call away, let it call "
+        f"In the installed releases, {found} ({installed}). Install the older releases that this version of weakdriven "
+        "was tested with, or a newer weakdriven. If a callback or subclass of yours suppressed the call, let it call "
         "the original."
     )

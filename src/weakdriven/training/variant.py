@@ -1,4 +1,4 @@
-"""What a method changes in supervised fine-tuning: known before a model is loaded."""
+"""What a method changes in supervised fine-tuning, as known before a model is loaded."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -11,22 +11,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variant:
-    """Plain SFT; a method overrides what it does differently. Two variants are equal if they train the same way."""
+    """Plain SFT, of which methods override a part. Two variants are equal if they train the same way."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    """Added unchanged to the stage's settings, so they are part of its key and of its manifest."""
+    """Added to the stage's settings, and so to its key and manifest."""
 
     def training(
         self, model: "PreTrainedModel | PeftModel", *, seed: list[int]
     ) -> "AbstractContextManager[list[TrainerCallback]]":
-        """A context in which the model is trained; yields callbacks that run before our own.
+        """Wrap the training of the model in a context that yields callbacks to run before our own.
 
-        Its random draws are seeded by the recipe's seed and the number of the phase.
+        Args:
+            seed: The recipe's seed and the number of the phase, for random draws.
         """
         return nullcontext([])
 
     def trainer(self, *, teacher: "PreTrainedModel | None", **arguments: Any) -> "Trainer":
-        """The trainer, from the arguments of TRL's `SFTTrainer` and, if the variant needs one, a frozen teacher."""
+        """Make the trainer from the arguments of TRL's `SFTTrainer` and, if the variant needs one, a frozen teacher."""
         from weakdriven.training.fsdp import ShardedCheckpoints
 
         return ShardedCheckpoints(**arguments)

@@ -1,4 +1,4 @@
-"""From the arguments of `WDJTTrainer` to two models that can be mixed; what is not supported raises an error here."""
+"""Loads the two models of `WDJTTrainer`, and raises an error for anything that it does not support."""
 
 import logging
 import math
@@ -31,16 +31,16 @@ NEEDS_LOGITS = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_m
 
 
 def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
-    """Options of SFTTrainer that the mixed loss, or this machine, does not support."""
+    """Raise an error for options of SFTTrainer that the mixed loss or this machine does not support."""
     if args.deepspeed:
         refuse_deepspeed()
     refuse_sharding_of_launch(precision=False)
-    if args.fsdp and args.parallel_mode != ParallelMode.DISTRIBUTED:  # one process of a launcher is enough
-        raise UserError("fsdp is set, and no launcher started this process; use `accelerate launch` or leave fsdp out.")
+    if args.fsdp and args.parallel_mode != ParallelMode.DISTRIBUTED:  # a launcher with one process is enough
+        raise UserError("fsdp is set, but no launcher started this process; use `accelerate launch` or leave fsdp out.")
     if args.n_gpu > 1:
         _refuse_several_gpus(f"{args.n_gpu} GPUs are visible to this one process")
     if args.activation_offloading and not torch.accelerator.is_available():
-        raise UserError("activation_offloading moves activations off the GPU, and there is none here; turn it off.")
+        raise UserError("activation_offloading moves activations off the GPU, but there is no GPU here; turn it off.")
     for name in NEEDS_LOGITS:
         if options.get(name) is not None:
             raise UserError(f"{name} is set, but WDJTTrainer never builds the logits that it reads; leave it out.")
@@ -51,32 +51,32 @@ def refuse_options(args: WDJTConfig, options: dict[str, Any]) -> None:
 
 
 def refuse_sharding(trainer: Any) -> None:
-    """Settings of accelerate that the mixed loss or its checkpoints do not support."""
+    """Raise an error for settings of accelerate that the mixed loss or its checkpoints do not support."""
     if trainer.is_fsdp_enabled:
         refuse_plugin(trainer.accelerator.state.fsdp_plugin)
     parallel = trainer.accelerator.parallelism_config
     for kind in ("cp", "sp", "tp") if parallel else ():
         if getattr(parallel, f"{kind}_enabled"):
             raise UserError(
-                f"parallelism_config has {kind}_size={getattr(parallel, f'{kind}_size')}, which splits rows or weights "
-                "within a layer, and the mixed loss reads whole ones; leave it at 1 and use FSDP2 to save memory."
+                f"parallelism_config has {kind}_size={getattr(parallel, f'{kind}_size')}, which splits sequences "
+                "or weights, but the mixed loss needs them whole; leave it at 1 and use FSDP2 to save memory."
             )
     refuse_sharded_adapters(trainer.is_fsdp_enabled, isinstance(trainer.model, PeftModel))
 
 
 def _refuse_several_gpus(found: str) -> None:
     raise UserError(
-        f"{found}, and WDJTTrainer trains on one GPU per process; start the script with `accelerate launch` to use "
-        "all of them, or with CUDA_VISIBLE_DEVICES=0 to use one."
+        f"{found}, but WDJTTrainer trains on one GPU per process; start the script with `accelerate launch` to use "
+        "all of them, or set CUDA_VISIBLE_DEVICES=0 to use one."
     )
 
 
 def init_options(
     model: Any, args: WDJTConfig, quantization_config: Any = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a strong and a weak model are loaded with from paths.
+    """Return the options with which the strong and the weak model are loaded from paths.
 
-    `model_init_kwargs` are for both, except the revision: it is that of the strong model, if that is loaded.
+    `model_init_kwargs` applies to both; its revision, to the weak model only if the strong one is already loaded.
     """
     strong: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, **SAFE, **(args.model_init_kwargs or {})}  # pyright: ignore
     if quantization_config is not None:
@@ -97,9 +97,9 @@ def load_branches(
     *,
     peft_config: Any = None,
 ) -> tuple[Any, Any]:
-    """Strong and weak model, loaded with their options if a path was given.
+    """Return the strong and the weak model, and load those that are given as paths.
 
-    Two paths to one base give two trees of modules over one copy of it, if the base is frozen.
+    If both paths lead to one frozen base, its weights are loaded once and shared by two trees of modules.
     """
     if peft_config is not None:
         refuse_adapter(peft_config, "strong")
@@ -114,7 +114,7 @@ def load_branches(
     if isinstance(model, str):
         base, lora = _load(strong_base, base_options, "strong"), peft_config or strong_adapter
         if isinstance(weak_model, str) and _same(strong_base, weak_base) and lora:
-            if "revision" in base_options:  # the base of the adapters, not what its repository holds by now
+            if "revision" in base_options:  # the base that the strong adapter was trained on, not the latest
                 weak_base_options.setdefault("revision", base_options["revision"])
             if keeps_base(lora) and weak_base_options == base_options:
                 shared_base = twin(base)
@@ -127,7 +127,7 @@ def load_branches(
         if (quantized := getattr(inner.config, "quantization_config", None)) is not None:
             weak_base_options.setdefault("quantization_config", quantized)
         if "quantization_config" not in weak_base_options:
-            weak_base_options.setdefault("device_map", None)  # to main memory first, so no second base fills the device
+            weak_base_options.setdefault("device_map", None)  # to main memory first, as two bases may not fit the GPU
         weak = shared_base or _load(weak_base, weak_base_options, "weak")
         if weak_adapter:
             weak = _adapted(weak, weak_model, weak_options, is_trainable=args.weak_trainable)
@@ -137,7 +137,7 @@ def load_branches(
 
 
 def load_tokenizer_of(model: Any, strong: Any, options: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; an adapter may have one of its own, or its base's."""
+    """Return the tokenizer of a model; an adapter may have its own or use its base's."""
     if (found := _tokenizer_of(model, strong, options)) is not None:
         return found
     source = model if isinstance(model, str) else causal_lm(strong).config._name_or_path
@@ -155,14 +155,14 @@ def _load(source: str, options: dict[str, Any], name: str) -> PreTrainedModel:
 
 
 def _base_of(source: Any, options: dict[str, Any]) -> tuple[Any, PeftConfig | None, dict[str, Any]]:
-    """The base of an adapter's folder or Hub id, the adapter's configuration, and what the base is loaded with.
+    """Return an adapter's base, the adapter's configuration and the options with which the base is loaded.
 
-    Any other model, None and the options themselves.
+    If the source is not an adapter, return it with None and its own options.
     """
     revision = options.get("revision")
     try:
         is_adapter = isinstance(source, str) and find_adapter_config_file(source, revision=revision)
-    except OSError:  # neither here nor on the Hub: loading it reports that
+    except OSError:  # neither local nor on the Hub; loading it reports that
         return source, None, options
     if not is_adapter:
         return source, None, options
@@ -191,31 +191,31 @@ def _refuse_model(model: Any, name: str) -> None:
     if hasattr(inner.config, "vision_config"):
         raise UserError(
             f"The {name} model is {type(inner).__name__}, of a vision-language family; this version trains text-only "
-            "causal LMs. Save its language model as a checkpoint of its own first."
+            "causal LMs. Save its language model as a separate checkpoint first."
         )
-    head(model)  # raises an error if there is no head that the mixed loss can read
+    head(model)  # raises an error if the mixed loss does not support the head
 
 
 def refuse_pair(strong: Any, weak: Any, args: WDJTConfig, peft_config: Any) -> None:
-    """Combinations of models and arguments that are not supported, before any data is read."""
+    """Raise an error for unsupported combinations of models and arguments, before any data is read."""
     adapter = peft_config or adapter_config(strong, "strong")
     if args.merge_adapter and adapter is not None and getattr(strong, "quantization_method", None) is not None:
         raise UserError(
-            "merge_adapter is set, but the base is quantized, and merging into it would round the adapter away; "
-            "save the adapter, and merge it into the base in full precision."
+            "merge_adapter is set, but the base is quantized, so merging would round the adapter away. Save the "
+            "adapter, and merge it into the base in full precision."
         )
     if args.merge_adapter and adapter is not None and args.push_to_hub and "checkpoint" in args.hub_strategy:
         raise UserError(
-            "merge_adapter is set, but this hub_strategy pushes checkpoints too, whose adapter would be next to the "
-            "merged model and be loaded instead of it; set hub_strategy to 'every_save' or 'end'."
+            "merge_adapter is set, but this hub_strategy pushes checkpoints too. Their adapter would be next to the "
+            "merged model and would be loaded instead of it; set hub_strategy to 'every_save' or 'end'."
         )
     template = args.chat_template_path
     adds_tokens = template is not None and not template.endswith((".jinja", ".j2"))
     if peft_config is not None and adds_tokens and causal_lm(strong).config.get_text_config().tie_word_embeddings:
         raise UserError(
-            f"chat_template_path is {template}, whose tokens TRL adds to the model and trains next to the adapter; "
-            "PEFT cannot do that for tied embeddings. Give a .jinja file, or first add the tokens to both models "
-            "(trl.clone_chat_template)."
+            f"chat_template_path is {template}. TRL would add its tokens to the model and train them next to the "
+            "adapter, which PEFT cannot do for tied embeddings. Give a .jinja file, or first add the tokens to both "
+            "models (trl.clone_chat_template)."
         )
     fresh = {"strong": peft_config is not None, "weak": adapter is not None and not isinstance(weak, PeftModel)}
     learns = {"strong": args.strong_runs, "weak": args.weak_learns}
@@ -226,13 +226,13 @@ def refuse_pair(strong: Any, weak: Any, args: WDJTConfig, peft_config: Any) -> N
             _refuse_several_gpus(f"The {name} model is on {len(devices)} GPUs")
         if learns[name] and not fresh[name] and not any(weight.requires_grad for weight in model.parameters()):
             raise UserError(
-                f"No weight of the {name} model is trainable. An adapter is loaded for training by "
+                f"No weight of the {name} model is trainable. Load an adapter for training with "
                 "PeftModel.from_pretrained(base, folder, is_trainable=True)."
             )
 
 
 def _refuse_router_loss(model: Any, name: str, weight: float | None) -> None:
-    """The load-balancing loss of mixtures of experts is not part of the mixed loss."""
+    """Raise an error if a mixture of experts has a load-balancing loss, which the mixed loss does not include."""
     config = causal_lm(model).config.get_text_config()
     if not hasattr(config, "output_router_logits"):
         return
@@ -240,45 +240,45 @@ def _refuse_router_loss(model: Any, name: str, weight: float | None) -> None:
     if weight:
         raise UserError(
             f"The {name} model is a mixture of experts with a load-balancing loss of weight {weight}, which the mixed "
-            "loss does not have; set router_aux_loss_coef=0.0 in the arguments to train without it."
+            "loss does not include; set router_aux_loss_coef=0.0 in the arguments to train without it."
         )
     config.output_router_logits = False
 
 
 def refuse_partial_optimizer(optimizer: Any, pair: WeakStrongPair, weak_learning_rate: float | None) -> None:
-    """An optimizer of the caller must hold every trainable weight."""
+    """Raise an error if the caller's optimizer lacks a trainable weight or `weak_learning_rate` is set too."""
     if optimizer is None:
         return
     held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     left = [name for name, weight in pair.named_parameters() if weight.requires_grad and id(weight) not in held]
     if left or weak_learning_rate is not None:
-        found = f"lacks {len(left)} trainable weights (first: {left[0]})" if left else "has rates of its own"
+        found = f"lacks {len(left)} trainable weights (first: {left[0]})" if left else "sets its own learning rates"
         raise UserError(
-            f"optimizers is set, and that optimizer {found}; give the parameters of both models to it and leave "
-            "weak_learning_rate out, or give optimizer_cls_and_kwargs, from which one is made for both."
+            f"optimizers is set, and that optimizer {found}; give it the parameters of both models and leave "
+            "weak_learning_rate out, or give optimizer_cls_and_kwargs, and the trainer makes one for both."
         )
 
 
 def refuse_no_targets(dataset: Any) -> None:
-    """Raise an error for a dataset without supervised tokens; the search ends at the first one."""
+    """Raise an error if a dataset has no supervised token; the search stops at the first one."""
     if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
         return
     rows: Any = dataset.select_columns(["labels"]) if "labels" in dataset.column_names else None
     if len(dataset) == 0 or (rows and not any(label != IGNORE for row in rows for label in row["labels"][1:])):
         raise UserError(
-            f"No token of the {len(dataset)} training rows is supervised: every label is {IGNORE} (rows without "
-            "supervised tokens are dropped first). Check why the labels leave all tokens out (completion_only_loss, "
-            "assistant_only_loss, max_length)."
+            f"No token of the {len(dataset)} training examples is supervised: every label is {IGNORE} (examples "
+            "without supervised tokens are dropped first). Check completion_only_loss, assistant_only_loss and "
+            "max_length."
         )
 
 
 def refuse_long_rows(trainer: Any, weak: Any) -> None:
-    """Some models fail at a token past their last position; others train it, on positions they have never seen."""
+    """Raise an error for examples longer than a model's positions; it would fail or train on unseen positions."""
     configs = [causal_lm(model).config.get_text_config() for model in (trainer.model, weak)]
     limit = min(getattr(config, "max_position_embeddings", None) or math.inf for config in configs)
     args, evaluated = trainer.args, trainer.eval_dataset
     prepared = not (args.dataset_kwargs or {}).get("skip_prepare_dataset")
-    if limit == math.inf or (prepared and (args.max_length or math.inf) <= limit):  # upstream cuts rows to max_length
+    if limit == math.inf or (prepared and (args.max_length or math.inf) <= limit):  # TRL truncates to max_length
         return
     for rows in (trainer.train_dataset, *(evaluated.values() if isinstance(evaluated, dict) else [evaluated])):
         if not isinstance(rows, Dataset) or not len(rows) or "input_ids" not in rows.column_names:
@@ -289,8 +289,9 @@ def refuse_long_rows(trainer: Any, weak: Any) -> None:
             longest = int(row_lengths(rows).max())
         if longest > limit:
             raise UserError(
-                f"A row has {longest:,} tokens, and the models share {limit:,} positions (max_position_embeddings); "
-                f"set max_length={limit} in the arguments, which cuts longer rows, or leave those rows out."
+                f"An example has {longest:,} tokens, but the models have {limit:,} positions "
+                f"(max_position_embeddings); set max_length={limit} in the arguments to truncate longer examples, or "
+                "leave them out."
             )
 
 
@@ -301,36 +302,36 @@ def common_vocabulary(
     options: dict[str, Any],
     weak_tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> int | None:
-    """Size of the vocabulary of both models, or None if the weak model's tokenizer cannot be found.
+    """Return the size of the common vocabulary, or None if the weak model's tokenizer cannot be found.
 
-    Mixing logits only makes sense if token k is the same text for both. A padding token that only the strong model's
-    tokenizer has is never predicted.
+    Mixing logits makes sense only if token k is the same text for both models. A padding token that only the strong
+    model's tokenizer has is ignored: it is never predicted.
 
     Args:
-        options: What the weak model was loaded with, if `weak_model` is a path.
-        weak_tokenizer: If unset, the one next to the weak model.
+        options: The options with which the weak model is loaded.
+        weak_tokenizer: By default, the tokenizer next to the weak model.
     """
-    by_path = isinstance(weak_model, str)  # then the Hub may be used, as for the model
+    by_path = isinstance(weak_model, str)  # only then may its tokenizer be downloaded
     other = weak_tokenizer or _tokenizer_of(weak_model, weak, options, local_files_only=not by_path)
     if other is None:
         return None
     strong, theirs = tokenizer.get_vocab(), other.get_vocab()
     if tokenizer.pad_token not in theirs:
         strong.pop(str(tokenizer.pad_token), None)
-    # a model in memory may have been resized for tokens that the tokenizer on the disk does not have
+    # a model in memory may have been resized for new tokens, which the tokenizer on disk lacks
     extended = weak_tokenizer is None and not by_path and strong.items() >= theirs.items()
     if strong != theirs and not extended:
         different = len(set(strong.items()) ^ set(theirs.items()))
         raise UserError(
             f"Cannot mix logits: the tokenizers of the weak model ({len(theirs)} tokens) and of the strong one "
-            f"({len(strong)} tokens) differ in {different} entries. Use two checkpoints of one run; if the weak model "
-            "has another tokenizer than the one next to it, give it as weak_processing_class."
+            f"({len(strong)} tokens) differ in {different} entries. Use two checkpoints of one run; if the weak "
+            "model's tokenizer is not the one next to it, give the right one as weak_processing_class."
         )
     return vocabulary_size(tokenizer)
 
 
 def resize_as_strong(strong: Any, weak: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Give the weak model rows for the tokens that TRL added to the strong one; returns the size of the vocabulary."""
+    """Resize the weak model for the tokens that TRL added to the strong one; return the size of the vocabulary."""
     size = vocabulary_size(tokenizer)
     if len(head(weak).weight_VD) < size:
         causal_lm(weak).resize_token_embeddings(len(head(strong).weight_VD))
@@ -338,19 +339,19 @@ def resize_as_strong(strong: Any, weak: Any, tokenizer: PreTrainedTokenizerBase)
 
 
 def refuse_logits(strong: Any, weak: Any, args: WDJTConfig) -> None:
-    """Raise an error for logits that the loss would not compute; warn if both models have the same."""
+    """Raise an error if the loss cannot compute a model's logits; warn if both models have the same."""
     strong_TV, weak_TV = refuse_other_logits(strong, "strong model"), refuse_other_logits(weak, "weak model")
     if args.weak_runs and args.process_index == 0 and torch.equal(strong_TV, weak_TV.to(strong_TV.device)):
         logger.warning(
-            "The weak and the strong model give the same logits, so mixing them changes nothing at first. Expected: "
-            "two checkpoints of one run. Check their paths and revisions."
+            "The weak and the strong model give the same logits, so mixing them changes nothing at first. Expected "
+            "two different checkpoints of one run; check their paths and revisions."
         )
 
 
 def _tokenizer_of(
     source: Any, model: Any, options: dict[str, Any], *, local_files_only: bool = False
 ) -> PreTrainedTokenizerBase | None:
-    """The tokenizer next to a model, or else next to the base of its adapter."""
+    """Return the tokenizer next to a model, or else the one next to its adapter's base."""
     base, adapter = causal_lm(model).config._name_or_path, adapter_config(model, "")
     places = [(source, options.get("revision"))] if isinstance(source, str) else []
     if base != source:
@@ -363,7 +364,7 @@ def _tokenizer_of(
 
 
 def _tokenizer(place: str, *, trust_remote_code: bool, **options: Any) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a place; AutoTokenizer alone would make an empty one from the model's configuration."""
+    """Load a tokenizer or return None; AutoTokenizer alone would make an empty one from the model's configuration."""
     try:
         if not place or cached_file(place, "tokenizer_config.json", **options) is None:
             return None

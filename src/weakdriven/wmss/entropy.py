@@ -1,6 +1,6 @@
-"""One teacher-forced pass over a tokenised dataset: entropy and likelihood of each example.
+"""Computes the entropy and likelihood of each example in one teacher-forced pass over a tokenised dataset.
 
-N = examples, B = examples of a batch, L = its width, T = its supervised tokens, S = scores of a token.
+N = examples, B = examples of a batch, T = supervised tokens of a batch, S = scores of a token.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,10 +23,10 @@ from weakdriven.wmss.score_files import HITS_SCHEMA, MEANS, PART_SCHEMA
 
 
 def plan_batches(lengths_N: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
-    """Row numbers in groups of similar length, longest first so that a lack of memory shows at once.
+    """Group row numbers by similar length, longest first so that a lack of memory shows at once.
 
-    Groups depend on nothing else: half-precision products may be rounded differently in another shape, and neither a
-    resumed scan nor the number of processes should change the scores.
+    The groups depend on the lengths alone. Half-precision products may round differently in another shape, and scores
+    should not change when a scan is resumed or runs on another number of processes.
 
     >>> [rows.tolist() for rows in plan_batches(np.array([3, 9, 4, 2]), batch_tokens=10)]
     [[1], [2, 0], [3]]
@@ -41,11 +41,11 @@ def plan_batches(lengths_N: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
 
 
 def score_dataset(model: PreTrainedModel, dataset: Dataset, *, batch_tokens: int = 32768) -> pa.Table:
-    """Entropy, likelihood and token count of every row, in order; null scores where nothing is supervised.
+    """Return the entropy, likelihood and token count of each example, in order; null if nothing is supervised.
 
     Args:
-        dataset: Rows with `input_ids` and `labels` (-100: not supervised), as a trainer takes them. `id` (else: the
-            row's number) and `truncated` (else: false) are passed on.
+        dataset: Tokenised examples with `input_ids` and `labels` (-100: not supervised). `id` (default: the row
+            number) and `truncated` (default: false) are copied into the result.
         batch_tokens: Padded tokens in one forward pass.
     """
     if missing := {"input_ids", "labels"} - set(dataset.column_names):
@@ -68,7 +68,7 @@ class States(NamedTuple):
 
 @torch.no_grad()
 def supervised_states(model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray]) -> Iterator[States]:
-    """Hidden states and true tokens of each batch of row numbers, where the model is."""
+    """Yield the hidden states and true tokens of each batch of row numbers, on the model's device."""
     model.eval()
     if "longrope" in _rotary_kinds(model):
         batches = (part for numbers in batches for part in _by_length(dataset, numbers))
@@ -80,7 +80,7 @@ def supervised_states(model: PreTrainedModel, dataset: Dataset, batches: Iterabl
 def scan(
     model: PreTrainedModel, dataset: Dataset, batches: Iterable[np.ndarray], *, hits: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """Scores of each batch of row numbers, in order; a row without a supervised token has a null score."""
+    """Yield the scores of each batch of row numbers, in order; null for an example without supervised tokens."""
     waiting = None
     for *rows, hidden_TD, target_T in supervised_states(model, dataset, batches):
         launched = rows, _to_host(token_scores(hidden_TD, head(model), target_T, hits=hits))
@@ -92,7 +92,7 @@ def scan(
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """Whether examples can be packed into one long row, in which one kernel lets each attend to itself alone."""
+    """Return whether examples can be packed into one long row and still attend only to themselves."""
     inner: Any = causal_lm(model)
     flash = "flash" in str(inner.config.get_text_config()._attn_implementation)
     kernel = flash or (takes_attention(inner) and has_kernel(model.device, model.dtype))
@@ -101,21 +101,21 @@ def can_pack(model: PreTrainedModel) -> bool:
 
 
 def _rotary_kinds(model: PreTrainedModel) -> set[str]:
-    """Kinds of rotary embedding; the configuration has one for all layers or one for each type of layer."""
+    """Return the types of rotary embedding; a configuration has one for all layers or one per type of layer."""
     rope = getattr(causal_lm(model).config.get_text_config(), "rope_parameters", None) or {}
     return {one.get("rope_type", "") for one in (rope, *rope.values()) if isinstance(one, dict)}
 
 
 def _by_length(dataset: Dataset, numbers: np.ndarray) -> list[np.ndarray]:
-    """Groups of equal length: `longrope` changes the frequencies of all rows of a batch if one is long."""
+    """Group rows of equal length; with `longrope`, one long row changes the frequencies of its whole batch."""
     length_B = row_lengths(dataset.select(numbers))
     return [numbers[length_B == length] for length in np.unique(length_B)[::-1]]
 
 
 def _states(model: PreTrainedModel, dataset: Dataset, numbers: np.ndarray) -> States:
-    """One forward pass over one long row of all examples if they can be packed, else over one padded row each.
+    """Run one forward pass: over one long row if the examples can be packed, else over one padded row each.
 
-    Padding is on the right and nothing is masked: causal attention never looks there. Without a mask, torch uses its
+    Padding is on the right, where causal attention never looks, so there is no mask. Without a mask, torch uses its
     fused causal kernel.
     """
     rows = [dataset[int(number)] for number in numbers]
@@ -131,7 +131,7 @@ def _states(model: PreTrainedModel, dataset: Dataset, numbers: np.ndarray) -> St
     for row, start, length in zip(rows, starts, lengths, strict=True):
         ids.flat[start : start + length] = row["input_ids"]
         positions.flat[start : start + length] = np.arange(length)
-        labels = np.asarray(row["labels"])[1:]  # row t - 1 of the logits predicts token t
+        labels = np.asarray(row["labels"])[1:]  # position t - 1 predicts token t
         places = np.flatnonzero(labels != IGNORE)
         predictors.append(start + places)
         targets.append(labels[places].astype(np.int64))
@@ -158,19 +158,19 @@ def _refuse_row(model: PreTrainedModel, row: dict[str, Any], name: str) -> None:
         )
     if (largest := max(max(row["input_ids"]), max(row["labels"]))) >= vocabulary:
         raise UserError(
-            f"Row {name!r} holds token {largest}, and the model knows {vocabulary}; use the model's own tokenizer."
+            f"Row {name!r} has token {largest}, but the model knows {vocabulary} tokens; use the model's own tokenizer."
         )
     if "dynamic" in _rotary_kinds(model):
         limit = causal_lm(model).config.get_text_config().max_position_embeddings
         if tokens > limit:
             raise UserError(
-                f"Row {name!r} has {tokens} tokens, and the model's dynamic rotary embedding gives scores that depend "
-                f"on other rows beyond {limit}; cut rows to {limit} tokens (data.max_length in a recipe)."
+                f"Row {name!r} has {tokens} tokens. Beyond {limit}, the model's dynamic rotary embedding makes a score "
+                f"depend on other rows; truncate rows to {limit} tokens (data.max_length in a recipe)."
             )
 
 
 def _to_host(scores: TokenScores) -> tuple[Tensor, Any]:
-    """Start copying to the host; the copy is complete once the event has passed."""
+    """Start copying to the host; the copy is complete when the event is."""
     all_ST = torch.stack([score_T for score_T in scores if score_T is not None])
     if not all_ST.is_cuda:
         return all_ST, None
@@ -180,7 +180,7 @@ def _to_host(scores: TokenScores) -> tuple[Tensor, Any]:
 
 
 def _collect(rows: list[Any], copying: tuple[Tensor, Any]) -> pa.RecordBatch:
-    """Means over each example's supervised tokens, in float64; `rows` are the first four of `States`."""
+    """Average over each example's supervised tokens, in float64; `rows` are the first four fields of `States`."""
     numbers, ids, truncated, count_B = rows
     host_ST, event = copying
     if event:

@@ -1,4 +1,4 @@
-"""Trained pairs -> folders that others can use: find the two models, save their mixture, check what was saved."""
+"""Exports trained pairs: finds the two models, saves their mixture as one model, and checks what was saved."""
 
 import math
 import os
@@ -27,7 +27,7 @@ from weakdriven.wmss.pair import PAIR_FILE, WEAK_FOLDER, read_pair
 
 @dataclass(frozen=True)
 class Mix:
-    """The mixture to save, and where."""
+    """The mixture to save, and its folder."""
 
     strong: ModelFolder
     weak: ModelFolder
@@ -44,16 +44,16 @@ def export_mix(
     strong_weight: float | None = None,
     dtype: str | None = None,
 ) -> Mix:
-    """Save the mixture of two models as one folder of transformers, with the strong one's tokenizer.
+    """Save the mixture of two models as one transformers model, with the strong model's tokenizer.
 
     Args:
-        strong_source: A model or adapter folder; or a run directory, a round of it or a training checkpoint, which
-            hold both models.
-        weak_source: A model or adapter folder, if the first is one.
-        output: New folder; by default `mixture` next to the models of a run or a round.
-        strong_weight: Share of the strong logits; above 1 it extrapolates away from the weak model. By default the
-            pair's own, if it is known.
-        dtype: `bf16` or `fp32`; by default bf16 if both are saved so.
+        strong_source: A model or adapter folder. Without `weak_source`: a run directory, one of its rounds or a
+            training checkpoint, which hold both models.
+        weak_source: The folder of the weak model or adapter.
+        output: New folder (default: `mixture` next to the models of a run or a round).
+        strong_weight: Share of the strong logits; above 1, it extrapolates away from the weak model. By default the
+            share that the strong model was trained with, or 0.5 if that is unknown.
+        dtype: `bf16` or `fp32` (default: bf16 if both models are saved in bf16).
     """
     mix = find_mix(strong_source, weak_source, output, strong_weight)
     transformers_logging.disable_progress_bar()
@@ -80,16 +80,16 @@ def export_mix(
     with new_folder(mix.out) as part:
         mixture.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        del mixture, strong, weak  # two copies of a pair may not fit
+        del mixture, strong, weak  # two copies of a pair may not fit into memory
         refuse_other_answer(part, ids, expected)
     return mix
 
 
 def export_merged(source: str, output: str, *, dtype: Literal["bf16", "fp32"] | None = None) -> ModelFolder:
-    """Add an adapter to its base and save the sum as an ordinary model with its tokenizer; returns the adapter.
+    """Merge an adapter into its base and save an ordinary model with its tokenizer; return the adapter's folder.
 
     Args:
-        dtype: By default the precision in which the base is saved.
+        dtype: By default, the precision in which the base is saved.
     """
     adapter, target = open_model(source), refuse_used(Path(output).expanduser().resolve())
     if adapter.base is None:
@@ -107,7 +107,7 @@ def export_merged(source: str, output: str, *, dtype: Literal["bf16", "fp32"] | 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to write into, which takes its place only when all is written."""
+    """Yield a folder to write into, which is renamed to the target once everything is written."""
     transformers_logging.disable_progress_bar()
     part = target.with_name(f".{target.name}{PART}")
     shutil.rmtree(part, ignore_errors=True)
@@ -119,7 +119,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def find_mix(strong_source: str, weak_source: str | None, output: str | None, strong_weight: float | None) -> Mix:
-    """Read the command's arguments; errors come before a model is loaded."""
+    """Resolve the command's arguments; errors come before a model is loaded."""
     if strong_weight is not None and not 0 <= strong_weight < math.inf:
         raise UserError(f"--strong-weight is {strong_weight}; it must be a number of at least 0.")
     if weak_source is not None:
@@ -136,12 +136,12 @@ def find_mix(strong_source: str, weak_source: str | None, output: str | None, st
     weight, origin = trained_weight(strong.folder)
     if weight in (0, 1):
         alone = "strong" if weight else "weak"
-        raise UserError(f"By {origin} the mixture ended in the {alone} model; give --strong-weight.")
+        raise UserError(f"According to {origin}, the mixture ended in the {alone} model alone; give --strong-weight.")
     return Mix(strong, weak, weight, origin, target)
 
 
 def find_pair(source: Path) -> tuple[Path, Path | None]:
-    """Folder of a strong model with the weak one inside, and the default folder of its mixture."""
+    """Return the folder of a strong model that holds the weak one, and the default folder of their mixture."""
     if not source.is_dir():
         raise UserError(f"There is no folder {source}; give a run directory or a training checkpoint.")
     if (source / RUN_FILE).is_file():
@@ -153,13 +153,13 @@ def find_pair(source: Path) -> tuple[Path, Path | None]:
         return source, out
     raise UserError(
         f"{source} has no folder {WEAK_FOLDER} with its weak model. Checkpoints of a pair have one; a round has "
-        "one if the recipe says joint.save_weak: true (a change trains the round anew). To mix two other models, give "
-        "STRONG, WEAK and --output."
+        "one if the recipe sets joint.save_weak: true (changing it trains the round again). To mix any two models, "
+        "give STRONG, WEAK and --output."
     )
 
 
 def last_round(run: Path) -> int:
-    """The last finished round of the run's current recipe."""
+    """Return the number of the last finished round of the run's current recipe."""
     plan = read_json(run / PLAN_FILE) if (run / PLAN_FILE).is_file() else {}
     rounds = {stage: re.fullmatch(r"round-(\d+)/strong", stage) for stage in plan}
     done = [int(found[1]) for stage, found in rounds.items() if found and finished_key(run / stage) == plan[stage]]
@@ -169,7 +169,7 @@ def last_round(run: Path) -> int:
 
 
 def trained_weight(strong: Path) -> tuple[float, str]:
-    """The share of the strong logits at the end of training or at a checkpoint, and where that is written."""
+    """Return the share of the strong logits at the end of training or at a checkpoint, and the file that records it."""
     if pair := read_pair(strong):
         return pair["strong_weight"], str(strong / PAIR_FILE)
     manifest = strong / MANIFEST
@@ -182,7 +182,7 @@ def trained_weight(strong: Path) -> tuple[float, str]:
 
 @torch.no_grad()
 def mixed_logits(strong: PreTrainedModel, weak: PreTrainedModel, ids: torch.Tensor, strong_weight: float) -> Any:
-    """The mixture by its definition, each model evaluated alone."""
+    """Compute the mixture by its definition, from the logits of each model alone."""
     logits = [model(input_ids=ids, use_cache=False).logits.float() for model in (strong, weak)]  # pyright: ignore
     rows = min(one.shape[-1] for one in logits)
     return strong_weight * logits[0][..., :rows] + (1 - strong_weight) * logits[1][..., :rows]
@@ -190,11 +190,11 @@ def mixed_logits(strong: PreTrainedModel, weak: PreTrainedModel, ids: torch.Tens
 
 @torch.no_grad()
 def refuse_other_answer(folder: Path, ids: torch.Tensor, expected: torch.Tensor) -> None:
-    """Load what was saved, as a user will, and compare."""
+    """Load what was saved, as a user would, and compare its logits."""
     saved: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **SAFE)
     difference = (saved(input_ids=ids, use_cache=False).logits - expected).abs().max().item()
     if not difference <= 1e-3 * expected.std().item():
         raise UserError(
             f"The saved mixture's logits differ from those of its two models by up to {difference:.3g}, so it was "
-            "removed. Check the disk and try again; if it stays, please report it with the two configurations."
+            "removed. Check the disk and try again; if that does not help, please report it with both configurations."
         )

@@ -1,4 +1,4 @@
-"""The losses of both models: what is logged, when training diverged, when the strong model falls behind."""
+"""Watches the losses of both models: logs their means, detects divergence and a strong model that falls behind."""
 
 import math
 from collections import deque
@@ -11,13 +11,13 @@ from weakdriven.losses.mixed_ce import MixStatistics
 from weakdriven.training.callbacks import REMEDY
 
 SUMS = ("num_tokens", "tokens", *MixStatistics._fields)
-"""Summed over micro-batches and ranks: all tokens, supervised tokens, statistics of the latter."""
+"""Sums over micro-batches and ranks: all tokens, supervised tokens, and statistics of the supervised tokens."""
 MEAN_LOGITS = ("strong_mean_logit", "weak_mean_logit")
-"""After them, at steps that are logged: mean over the vocabulary of each model's logits."""
+"""Sums that follow `SUMS` at logged steps: each model's mean logit over the vocabulary."""
 
 
 def means(sums: list[float]) -> dict[str, float]:
-    """Per-token means of `SUMS`, without those of a model that did not run.
+    """Compute per-token means of `SUMS`, without those of a model that did not run.
 
     >>> means([9, 4, 2.0, 3.0, math.nan, 1, 1, math.nan, 2, 2, math.nan])["strong_gap"]
     0.25
@@ -30,7 +30,7 @@ def means(sums: list[float]) -> dict[str, float]:
 
 
 def mean_logits(sums: list[float]) -> dict[str, float]:
-    """Per-token means of `MEAN_LOGITS`, where they are known.
+    """Compute per-token means of those `MEAN_LOGITS` that were measured.
 
     >>> mean_logits([9, 4, *[0.0] * 9, -8.0, math.nan])
     {'strong_mean_logit': -2.0}
@@ -40,7 +40,7 @@ def mean_logits(sums: list[float]) -> dict[str, float]:
 
 
 def refuse_divergence(step: int, losses: dict[str, float], norms: dict[str, float]) -> None:
-    """Raise an error on a cross-entropy or gradient norm that is not finite, before the optimizer moves."""
+    """Raise an error if a cross-entropy or gradient norm is not finite, before the optimizer step."""
     for what, values in (("cross-entropy", losses), ("gradient norm", norms)):
         bad = [name for name, value in values.items() if not math.isfinite(value)]
         if bad := [name for name in bad if name != "mixed"] or bad:
@@ -48,14 +48,15 @@ def refuse_divergence(step: int, losses: dict[str, float], norms: dict[str, floa
             found = " and ".join(f"the {owner} {what} is {values[name]}" for name, owner in owners.items())
             rest = ", ".join(f"{name}: {value:.4g}" for name, value in values.items() if math.isfinite(value))
             other = f" ({rest})" if rest else ""
-            raise UserError(f"Training diverged at step {step}: {found}{other}. The weights are as before it. {REMEDY}")
+            raise UserError(f"Training diverged at step {step}: {found}{other}. The step was not taken. {REMEDY}")
 
 
 class GapWatch:
-    """Reports once that the strong model alone falls further and further behind the mixture.
+    """Reports once when the strong model alone falls further and further behind the mixture.
 
-    The gap is strong-alone minus mixed cross-entropy. It is averaged over windows of steps. It grows if each of the
-    last windows is above the one before, and the last is above `LEAST` and above the first by more than noise.
+    The gap is the cross-entropy of the strong model alone minus that of the mixture, averaged over windows of steps. It
+    grows if each of the last windows is above the one before, and the last window is above `LEAST` and, by more than
+    noise, above the first.
     """
 
     WINDOW, WINDOWS, LEAST = 20, 4, 0.05
@@ -71,7 +72,7 @@ class GapWatch:
         self.reported = False
 
     def state(self) -> dict[str, Any]:
-        """As JSON, for `restore` in a resumed run."""
+        """Return JSON values for `restore` in a resumed run."""
         return {"current": self.current, "means": list(self.means), "told": self.reported}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -79,7 +80,7 @@ class GapWatch:
         self.means.extend(state["means"])
 
     def grows(self, gap: float) -> bool:
-        """Take the gap of one optimizer step; True the first time that it has kept growing."""
+        """Add the gap of one optimizer step; return True once, when it has kept growing."""
         if self.reported:
             return False
         self.current.append(gap)

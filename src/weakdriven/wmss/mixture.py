@@ -1,6 +1,6 @@
-"""The mixture that joint training trains, as one transformers model: two causal LMs whose logits are mixed.
+"""The mixture of joint training as one transformers model: two causal LMs whose logits are mixed.
 
-Importing this module lets `AutoModelForCausalLM.from_pretrained` load the folders that `weakdriven export mix` writes.
+Import this module to let `AutoModelForCausalLM.from_pretrained` load what `weakdriven export mix` writes.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from weakdriven.models.load import MIXTURE
 
 
 class MixtureConfig(Config):
-    """Two models and the share of the strong one's logits; above 1 it extrapolates from the weak one. Paper: lambda."""
+    """Configurations of two models, and the share of the strong logits (paper: lambda); above 1 it extrapolates."""
 
     model_type = MIXTURE
     sub_configs: ClassVar[dict[str, Any]] = dict.fromkeys(("strong_config", "weak_config"), AutoConfig)  # pyright: ignore
@@ -36,7 +36,7 @@ class MixtureConfig(Config):
         if not 0 <= self.strong_weight < math.inf:
             raise UserError(f"strong_weight is {self.strong_weight}; it must be a number of at least 0.")
         for name in self.sub_configs:
-            given: Any = getattr(self, name) or {"model_type": "qwen3"}  # transformers makes one without arguments
+            given: Any = getattr(self, name) or {"model_type": "qwen3"}  # transformers calls it without arguments
             setattr(self, name, given if isinstance(given, Config) else AutoConfig.for_model(**given))
         super().__post_init__(**kwargs)
 
@@ -46,7 +46,7 @@ class MixtureConfig(Config):
 
     @property
     def vocab_size(self) -> int:
-        """Rows that both heads have; the rest is padding of one of them."""
+        """Vocabulary rows that both heads have; the rest is padding."""
         return self._smaller("vocab_size")
 
     @property
@@ -55,7 +55,7 @@ class MixtureConfig(Config):
 
 
 class MixtureCache(Cache):
-    """One cache for each model; their layers are listed together, so reorder or crop acts on all."""
+    """One cache for each model; their layers are listed together, so reordering or cropping acts on both."""
 
     def __init__(self, branches: list[DynamicCache]):
         super().__init__(layers=[layer for branch in branches for layer in branch.layers])
@@ -63,12 +63,12 @@ class MixtureCache(Cache):
 
 
 class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
-    """Its logits are `strong_weight * strong + (1 - strong_weight) * weak`, as in joint training.
+    """Two causal LMs whose logits are mixed: `strong_weight * strong + (1 - strong_weight) * weak`.
 
-    A model with share 0 does not run.
+    A model whose share is 0 does not run.
 
     Args:
-        strong, weak: Ready models (`from_pair` builds the configuration too); made from the configuration if unset.
+        strong, weak: Loaded models (default: made from the configuration). `from_pair` makes the configuration too.
     """
 
     config_class = MixtureConfig
@@ -92,17 +92,17 @@ class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
         strong_weight: float = 0.5,
         vocabulary: int | None = None,
     ) -> "MixtureForCausalLM":
-        """Mix two loaded models, which are used as they are.
+        """Mix two loaded models; they are not copied.
 
         Args:
-            vocabulary: Tokens of the one tokenizer that serves both; needed if the heads are padded differently.
+            vocabulary: Size of the common vocabulary; needed if the heads are padded to different sizes.
         """
         refuse_different_heads(strong, weak, vocabulary)
         configs: dict[str, Any] = {"strong_config": deepcopy(strong.config), "weak_config": deepcopy(weak.config)}
         config = MixtureConfig(**configs, strong_weight=strong_weight, dtype=strong.dtype)
         mixture = cls(config, strong, weak)
         mixture.generation_config = deepcopy(strong.generation_config) or GenerationConfig()
-        mixture.generation_config.cache_implementation = None  # Gemma's may name one for a single model
+        mixture.generation_config.cache_implementation = None  # Gemma sets one that fits a single model
         return mixture.eval()
 
     @can_return_tuple
@@ -117,18 +117,18 @@ class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Mixed logits in float32, over the vocabulary that both heads have."""
+        """Return mixed logits in float32, over the vocabulary that both heads have."""
         for name in ("inputs_embeds", "output_attentions", "output_hidden_states"):
             if kwargs.pop(name, None) not in (None, False):
-                raise UserError(f"The mixture has no {name} of its own; ask its .strong or .weak model for them.")
+                raise UserError(f"The mixture does not support {name}; call its .strong or .weak model instead.")
         if use_cache is None:
             use_cache = self.config.use_cache and self._can_cache()
         if past_key_values is None and use_cache:
             past_key_values = self._new_cache()
         if past_key_values is not None and not isinstance(past_key_values, MixtureCache):
             raise UserError(
-                f"The mixture got a {type(past_key_values).__name__} as past_key_values; it keeps one cache for each "
-                "model. Pass the one it returned, or none."
+                f"The mixture got a {type(past_key_values).__name__} as past_key_values, but it needs one cache for "
+                "each model. Pass the one that it returned, or none."
             )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         mixed: Any = None
@@ -162,15 +162,15 @@ class MixtureForCausalLM(PreTrainedModel, GenerationMixin):
     def _new_cache(self) -> MixtureCache:
         if not self._can_cache():
             raise UserError(
-                f"{type(self.strong).__name__} or {type(self.weak).__name__} does not keep its past in an ordinary "
-                "cache; pass use_cache=False."
+                f"{type(self.strong).__name__} or {type(self.weak).__name__} does not support a dynamic cache; pass "
+                "use_cache=False."
             )
         return MixtureCache([DynamicCache(config=model.config) for model, _ in self._branches()])
 
     def _prepare_cache_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """`generate` would make the cache of one model."""
+        """Make a cache for each model; `generate` would make a single one."""
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             if generation_config.cache_implementation not in (None, "dynamic"):
                 raise UserError(

@@ -1,4 +1,4 @@
-"""WeakStrongPair: two causal LMs, one forward, one mixed loss; saved and loaded together."""
+"""WeakStrongPair: two causal LMs with one forward pass and one mixed loss, saved and loaded together."""
 
 import json
 import warnings
@@ -21,9 +21,9 @@ from weakdriven.models.sharded import checkpoint_weights, gathered_model, is_sha
 
 WEAK_FOLDER = "weak"
 PAIR_FILE = "pair.json"
-"""Next to a saved pair: how it was mixed at that step, and the rest of its training state."""
+"""File next to a saved pair: its mixture at that step, and the rest of its training state."""
 MeanRow = tuple[Tensor, Tensor]
-"""Mean of a head's rows and of its bias, times the head's scale: what the mean logit is computed from."""
+"""Mean row and mean bias of a head, times the head's scale; together they give the mean logit."""
 
 
 class PairOutput(NamedTuple):
@@ -32,7 +32,7 @@ class PairOutput(NamedTuple):
     """Supervised tokens of this batch."""
     statistics: MixStatistics
     mean_logits: tuple[Tensor, Tensor]
-    """Of the strong and of the weak model: mean over the vocabulary, summed over supervised tokens. NaN if it was not
+    """The strong and the weak model's mean logit over the vocabulary, summed over supervised tokens. NaN if it was not
     requested, the model did not run, or its logits are capped."""
 
 
@@ -44,12 +44,12 @@ class WeakStrongPair(nn.Module):
     """Runs both models on the same batch and takes cross-entropy on their mixed logits.
 
     Args:
-        strong_weight: Share of the strong logits, in [0, 1]; may be changed between steps. Paper: lambda. A model whose
-            share is 0 for the whole training does not run.
-        weak_trainable: False freezes the weak model: forward only, no gradient, no optimizer state.
+        strong_weight: Share of the strong logits, in [0, 1]; may change between steps. Paper: lambda. The weak model
+            does not run while its share is 0, nor does the strong model if it has no anchor either.
+        weak_trainable: If False, the weak model is frozen: no gradients and no optimizer state.
         strong_anchor: Weight of the strong model's own cross-entropy, added to the mixed one.
-        vocabulary: Tokens of the one tokenizer that serves both; needed if the heads are padded differently.
-        implementation: Of the loss: `auto`, `triton`, `chunked` or `reference`.
+        vocabulary: Size of the common vocabulary; needed if the heads are padded to different sizes.
+        implementation: Implementation of the loss: `auto`, `triton`, `chunked` or `reference`.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class WeakStrongPair(nn.Module):
     @strong_weight.setter
     def strong_weight(self, value: float) -> None:
         self._strong_weight = value
-        # a compiled forward reads these and not the weight, so a schedule does not recompile it at each step
+        # a compiled forward reads these flags and not the weight, so a schedule does not recompile it at each step
         self.strong_runs, self.weak_runs = value > 0 or self.strong_anchor > 0, value < 1
 
     def measure_mean_logits(self, on: bool) -> None:
-        """Whether the next forward passes return mean logits; call it again after each optimizer step."""
+        """Set whether the next forward passes return mean logits; call it again after each optimizer step."""
         self._mean_rows = (mean_row(head(self.strong)), mean_row(head(self.weak))) if on else (None, None)
 
     def train(self, mode: bool = True) -> "WeakStrongPair":
@@ -109,9 +109,9 @@ class WeakStrongPair(nn.Module):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> PairOutput:
-        """Mixed loss summed over supervised tokens, divided by `num_items_in_batch` (by their number if unset).
+        """Return the mixed loss: its sum over supervised tokens / `num_items_in_batch` (default: their number).
 
-        Sequences packed into one row are separated by `position_ids` that restart, with no `attention_mask`.
+        Sequences packed into one row need `position_ids` that restart at each sequence, and no `attention_mask`.
         """
         if labels is None:
             raise UserError("WeakStrongPair got no labels; it needs the true tokens (-100: not supervised).")
@@ -119,7 +119,7 @@ class WeakStrongPair(nn.Module):
         if position_ids is not None:
             inputs["position_ids"] = position_ids
         target = targets(labels, position_ids, attention_mask)
-        # indices, not a mask: this waits for the GPU once, and not again for each model
+        # indices wait for the GPU once; a mask would wait once per model
         place = (target != IGNORE).flatten().nonzero()[:, 0]
 
         def supervised(model: Any) -> Tensor:
@@ -148,8 +148,8 @@ class WeakStrongPair(nn.Module):
         )
         return PairOutput(loss, torch.tensor(len(target_T), device=target_T.device), statistics, (strong, weak))
 
-    # What a user or a callback asks of a trained model. Left out is what Trainer and accelerate look for to decide how
-    # to train one (get_input_embeddings, tie_weights, quantization, device maps): a pair is two models to them.
+    # Attributes that users and callbacks read from a trained model. Those by which Trainer and accelerate decide how to
+    # train one model are left out (get_input_embeddings, tie_weights, quantization, device maps).
     config = _of_strong("config")
     generation_config = _of_strong("generation_config")
     device = _of_strong("device")
@@ -161,31 +161,31 @@ class WeakStrongPair(nn.Module):
     print_trainable_parameters = _of_strong("print_trainable_parameters")
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """With the strong model alone. A method, because Trainer wraps it under FSDP2 to gather weights for it."""
+        """Generate with the strong model; a method, because under FSDP2 Trainer wraps it to gather the weights."""
         return self.strong.generate(*args, **kwargs)  # pyright: ignore
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Write the strong model; if it is sharded, all processes call this."""
+        """Save the strong model; if it is sharded, all processes must call this."""
         if (strong := self._whole_strong()) is not None:
             strong.save_pretrained(*args, **kwargs)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """Upload the strong model; if it is sharded, all processes call this."""
+        """Upload the strong model; if it is sharded, all processes must call this."""
         return None if (strong := self._whole_strong()) is None else strong.push_to_hub(*args, **kwargs)
 
     def merge_and_unload(self, *args: Any, **kwargs: Any) -> PreTrainedModel:
-        """A copy of the strong model with its adapter merged; both models may share the base, which stays as it is."""
+        """Return a copy of the strong model with its adapter merged; the base is unchanged, as both may share it."""
         if not isinstance(self.strong, PeftModel):
             raise UserError("The strong model has no adapter to merge; it is an ordinary model already.")
         return merged(self.strong, *args, **kwargs)
 
     def _whole_strong(self) -> Any:
-        """The strong model; of a sharded one a copy in main memory on the main process, None on the others."""
+        """Return the strong model; if it is sharded, a copy in main memory on the main process and None elsewhere."""
         return gathered_model(self.strong) if is_sharded(self.strong) else self.strong
 
     @property
     def _no_split_modules(self) -> list[str]:
-        """Layers that FSDP shards as one, read by accelerate."""
+        """Layers that FSDP shards as one unit; accelerate reads them."""
         layers = (causal_lm(model)._no_split_modules or [] for model in (self.strong, self.weak))
         return sorted({name for names in layers for name in names})
 
@@ -204,24 +204,24 @@ class WeakStrongPair(nn.Module):
 
 @torch.no_grad()
 def mean_row(head: Head) -> MeanRow | None:
-    """One pass over the head, padded rows included, in float32 or better; None if it caps its logits."""
+    """Average a head's rows, including padding, in float32 or better; return None if the head caps its logits."""
     if head.cap is not None:
         return None
     wide, factor = torch.promote_types(head.weight_VD.dtype, torch.float32), head.scale / len(head.weight_VD)
     weight_D = head.weight_VD.sum(0, dtype=wide) * factor
     bias = weight_D.new_zeros(()) if head.bias_V is None else head.bias_V.sum(dtype=wide) * factor
-    return whole(weight_D), whole(bias)  # between two forward passes each process may hold a part of the head
+    return whole(weight_D), whole(bias)  # between two forward passes, a process may hold only a shard
 
 
 @torch.no_grad()
 def summed_mean_logit(hidden_TD: Tensor, row: MeanRow) -> Tensor:
-    """Sum over tokens of the mean logit over the vocabulary, without the logits.
+    """Sum each token's mean logit over the vocabulary, without computing the logits.
 
     >>> row = mean_row(Head(torch.eye(2), scale=0.5))
     >>> summed_mean_logit(torch.tensor([[2.0, 4.0], [0.0, 2.0]]), row).item()
     2.0
     """
-    weight_D, bias = row  # no matrix product, which autocast would round
+    weight_D, bias = row  # no matrix product, because autocast would round it
     return (hidden_TD.sum(0, dtype=weight_D.dtype) * weight_D).sum() + len(hidden_TD) * bias
 
 
@@ -231,10 +231,10 @@ def refuse_shared_layers(strong: nn.Module, weak: nn.Module) -> None:
 
 
 def save_pair(pair: WeakStrongPair, folder: Path, **more: Any) -> None:
-    """An ordinary strong checkpoint with the weak one in a folder inside; of models with adapters, the adapters only.
+    """Save the strong model as an ordinary checkpoint with the weak one in a subfolder; of PEFT models, the adapters.
 
     Args:
-        more: JSON values to keep with it; `read_pair` returns them.
+        more: JSON values to save with the pair; `read_pair` returns them.
     """
     pair.strong.save_pretrained(str(folder))
     if not _weak_is_bare_base(pair):
@@ -243,19 +243,19 @@ def save_pair(pair: WeakStrongPair, folder: Path, **more: Any) -> None:
 
 
 def write_pair(pair: WeakStrongPair, folder: Path, **more: Any) -> None:
-    """Write the file next to a pair's weights."""
+    """Write `PAIR_FILE` next to a pair's weights."""
     kept = {"strong_weight": pair.strong_weight, "strong_anchor": pair.strong_anchor, **more}
     (folder / PAIR_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def read_pair(folder: Path) -> dict[str, Any]:
-    """Content of a saved pair's `PAIR_FILE`; empty for a folder that an older version wrote."""
+    """Read the `PAIR_FILE` of a saved pair; older versions wrote none, which gives an empty dict."""
     file = folder / PAIR_FILE
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def load_pair_weights(pair: WeakStrongPair, folder: Path) -> None:
-    """Load what `save_pair` wrote into the same architecture; anything missing or left over is an error."""
+    """Load what `save_pair` wrote into the same architecture; a missing or extra weight raises an error."""
     branches = [(pair.strong, folder), (pair.weak, folder / WEAK_FOLDER)]
     for model, place in branches[: 1 if _weak_is_bare_base(pair) else 2]:
         if isinstance(model, PeftModel):
@@ -265,5 +265,5 @@ def load_pair_weights(pair: WeakStrongPair, folder: Path) -> None:
 
 
 def _weak_is_bare_base(pair: WeakStrongPair) -> bool:
-    """The weak model is then not written, like the frozen base of the strong model's adapter."""
+    """Return whether the weak model is a frozen base, which is not saved, like the base of the strong adapter."""
     return isinstance(pair.strong, PeftModel) and not isinstance(pair.weak, PeftModel) and not pair.weak_trainable

@@ -15,7 +15,7 @@ from weakdriven.wmss.pair import WEAK_FOLDER, WeakStrongPair, load_pair_weights,
 
 
 class PairCheckpoints(ShardedCheckpoints):
-    """TRL's `SFTTrainer` as far as it saves and loads: checkpoints hold both models, all else the strong one alone."""
+    """Saving and loading for `WDJTTrainer`: checkpoints hold both models, everything else the strong one alone."""
 
     args: WDJTConfig
     _gap: GapWatch
@@ -27,13 +27,13 @@ class PairCheckpoints(ShardedCheckpoints):
         return self.accelerator.unwrap_model(self.model)  # pyright: ignore
 
     def _kept(self) -> dict[str, Any]:
-        """What a checkpoint holds next to weights and optimizer."""
+        """Return what a checkpoint holds besides weights and optimizer state."""
         names = ("strong_weight_end", "strong_weight_schedule")
         kept = {"num_tokens": self._total_train_tokens, "gap": self._gap.state()}
         return {name: getattr(self.args, name) for name in names} | kept
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The strong model."""
+        """Save the strong model; in a checkpoint, both."""
         self._in_checkpoint = is_checkpoint(output_dir, _internal_call)
         try:
             super().save_model(output_dir, _internal_call)
@@ -61,13 +61,14 @@ class PairCheckpoints(ShardedCheckpoints):
         return self.args.merge_adapter and isinstance(self.pair.strong, PeftModel)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """As upstream, which copies a model out of the checkpoint; where there is none to push, it is saved first."""
+        """Push as upstream, which copies the model from the checkpoint; if it is not there, save it first."""
         if self.args.hub_strategy != HubStrategy.END and (self._merges or self.is_fsdp_enabled):
             push: Any = getattr(self, "push_in_progress", None)
             if not agree(self.args.hub_always_push or push is None or push.is_done()):
                 return
             self.save_model(_internal_call=True)
-        # next to a merged model an adapter would be loaded instead, so it is not copied: there is no such folder
+        # Upstream would copy the adapter next to the merged model, where it would be loaded instead. The folder given
+        # here does not exist, so nothing is copied.
         super()._push_from_checkpoint(str(Path(checkpoint_folder, "merged")) if self._merges else checkpoint_folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:

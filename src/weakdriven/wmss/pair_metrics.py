@@ -1,4 +1,4 @@
-"""What `WDJTTrainer` measures in a step: summed over micro-batches and processes, checked, and logged as means."""
+"""Measures each step of `WDJTTrainer`: sums over micro-batches and processes, checks them and logs means."""
 
 import warnings
 from pathlib import Path
@@ -16,10 +16,10 @@ from weakdriven.wmss.pair import PairOutput, read_pair
 
 
 class PairMetrics(TrainerCallback):
-    """The trainer's first callback: sets the mixture of a step, and checks the step before the optimizer moves.
+    """The trainer's first callback: sets the mixture of a step, and checks the step before the optimizer step.
 
-    Each event requires that the ones before it were called: a step without its NaN check, token count or mixture raises
-    an error, so a release of transformers that stops calling one of them cannot train silently without it.
+    Each event checks that the earlier ones were called. If a release of transformers stops calling one, training raises
+    an error instead of running without a NaN check, a token count or the right mixture.
     """
 
     def __init__(self, trainer: Any):
@@ -30,9 +30,9 @@ class PairMetrics(TrainerCallback):
 
     def forget(self) -> None:
         self.pending: Tensor | None = None
-        """Sums of this process's micro-batches so far, on its device."""
+        """Sums over this process's micro-batches so far, on its device."""
         self.norms: dict[str, Tensor] | None = None
-        """Each model's gradient norm before clipping, once the last micro-batch of the step is done."""
+        """Each model's gradient norm before clipping; None until the last micro-batch of the step is done."""
         self.steps: list[tuple[list[float], dict[str, float]]] = []
         """Sums and gradient norms of the steps since the last log."""
         self.begun = self.checked = 0
@@ -40,7 +40,7 @@ class PairMetrics(TrainerCallback):
         self.trainer._gap, self.trainer._total_train_tokens = GapWatch(), 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Training starts, restarts with a smaller batch, or resumes from a checkpoint."""
+        """Reset when training starts or restarts with a smaller batch; restore when it resumes."""
         trainer = self.trainer
         trainer.callback_handler.model = trainer.pair.strong  # what other callbacks generate with, average or save
         self.forget()
@@ -56,25 +56,25 @@ class PairMetrics(TrainerCallback):
         self.begun = state.global_step + 1
         at_interval = strategy == IntervalStrategy.STEPS and self.begun % state.logging_steps == 0
         first = self.begun == 1 and args.logging_first_step
-        # mean logits are measured in steps that will be logged
+        # measure mean logits only in steps that will be logged
         pair.measure_mean_logits(at_interval or first or strategy == IntervalStrategy.EPOCH)
 
     def add(self, inputs: dict[str, Any], output: PairOutput) -> None:
-        """Sum a micro-batch on the device, so that nothing waits for it before the optimizer step."""
+        """Add a micro-batch to the sums on the device, so that nothing waits for it before the optimizer step."""
         mask, device = inputs.get("attention_mask"), output.loss.device
         num_tokens = torch.tensor(inputs["input_ids"].numel(), device=device) if mask is None else mask.sum()
         sums = torch.stack([num_tokens, output.num_tokens, *output.statistics, *output.mean_logits]).float()
         self.pending = sums if self.pending is None else self.pending + sums
 
     def measure_norms(self) -> None:
-        """After the last micro-batch of a step, before gradients are clipped."""
+        """Measure gradient norms after the last micro-batch of a step, before gradients are clipped."""
         pair, scaler = self.trainer.pair, self.trainer.accelerator.scaler
         scale = scaler.get_scale() if scaler else 1
         norms = {name: gradient_norm(getattr(pair, name).parameters()) for name in ("strong", "weak")}
         self.norms = {name: norm / scale for name, norm in norms.items() if norm is not None}
 
     def read(self) -> tuple[list[float], dict[str, float]]:
-        """Sums over all processes, and gradient norms, with one wait for the device."""
+        """Return the sums over all processes and the gradient norms, waiting for the device once."""
         sums: Any = self.trainer.accelerator.reduce(self.pending)
         norms = self.norms or {}
         values = torch.cat([sums, *(norm.float().reshape(1).to(sums.device) for norm in norms.values())]).tolist()
@@ -92,9 +92,9 @@ class PairMetrics(TrainerCallback):
         _, tokens, *losses = sums[:5]
         ran = {"mixed": True, "strong": pair.strong_runs, "weak": pair.weak_runs}
         losses = {name: loss / max(tokens, 1) for (name, on), loss in zip(ran.items(), losses, strict=True) if on}
-        # a gradient scaler (fp16) finds infinite gradients while it searches its scale, and skips those steps
+        # while a gradient scaler (fp16) searches for its scale, it skips steps with infinite gradients
         refuse_divergence(step, losses, {} if trainer.accelerator.scaler else norms)
-        if args.logging_strategy != "no":  # else it would never be emptied
+        if args.logging_strategy != "no":  # else the list would never be emptied
             self.steps.append((sums, norms))
         gap = losses["strong"] - losses["mixed"] if len(losses) == 3 else None
         if gap is not None and trainer._gap.grows(gap) and trainer.is_world_process_zero():
@@ -105,7 +105,7 @@ class PairMetrics(TrainerCallback):
         require_call("TrainerCallback.on_pre_optimizer_step", self.checked == state.global_step)
 
     def logged(self, logs: dict[str, float]) -> dict[str, float]:
-        """What is logged next to these: means over the steps since the last log, and all tokens so far."""
+        """Return what is added to a log: means over the steps since the last one, and the tokens so far."""
         found: dict[str, float] = {}
         if "loss" in logs and self.steps:
             columns = zip(*(sums[: len(SUMS)] for sums, _ in self.steps), strict=True)

@@ -1,6 +1,6 @@
-"""Score files: a model's scores of each example, streamed in parts that survive a kill and merged into one file.
+"""Score files: a model's scores of each example, written in parts that survive a kill and merged into one file.
 
-The metadata of a score file says what it was computed from (`ScoreFacts`), so that another run can use it.
+The metadata of a score file says what it was computed from (`ScoreFacts`), so that another run can reuse it.
 """
 
 import json
@@ -28,25 +28,25 @@ SCHEMA = pa.schema(
         ("truncated", pa.bool_()),
     ]
 )
-"""Supervised tokens; means over them: entropy (nats), negative log-likelihood, P(true token); was the example cut?"""
+"""Per example: supervised tokens; means over them of entropy (nats), -log P(true token) and P(true token)."""
 PART_SCHEMA = pa.schema([("row", pa.int64()), *SCHEMA])
-"""With the row number of each example in the dataset."""
+"""Adds the row number of each example in the dataset."""
 HITS_SCHEMA = pa.schema([*PART_SCHEMA, ("hits", pa.int32())])
-"""Also the number of supervised tokens that are the most probable ones."""
+"""Adds the number of supervised tokens to which the model gave the highest probability."""
 MEANS = ("entropy", "nll", "target_probability")
 METADATA = b"weakdriven.scores"
 VERSION = 2
-"""Of what a scan computes and how it is stored; raised if scores of an older version must not be used."""
+"""Version of what a scan computes and stores; raised when older scores must not be reused."""
 FLUSH_SECONDS = 30.0
-"""A kill loses at most this much work, and the batches in progress."""
+"""A kill loses at most this much work and the batches in progress."""
 
 HASHED = 16
-"""Digits of a part's hash that are in its name."""
+"""Digits of its hash in a part's name."""
 
 
 @dataclass(frozen=True)
 class ScoreFacts:
-    """What determines scores; two files with the same facts hold the same numbers, up to rounding."""
+    """What determines scores: two files with equal facts hold equal numbers, up to rounding."""
 
     model: str
     """Fingerprint of the weights."""
@@ -56,12 +56,12 @@ class ScoreFacts:
     """Fingerprint of the tokenizer and its chat template."""
     max_length: int
     precision: str
-    """Of the forward pass: bf16, fp32 or 4bit."""
+    """Precision of the forward pass: bf16, fp32 or 4bit."""
     version: int = VERSION
 
 
 class PartWriter:
-    """Writes one process's batches at intervals as small Parquet files; the last ones even if the scan fails."""
+    """Writes one process's batches as small Parquet files: at intervals, and at the end even if the scan fails."""
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class PartWriter:
             self.flush()
 
     def flush(self) -> None:
-        """A part is named after its first row, which no other part holds, and its hash; it is written atomically."""
+        """Write a part atomically, under the number of its first row, which is in no other part, and its hash."""
         if self.waiting:
             table = pa.Table.from_batches(self.waiting, PART_SCHEMA)
             name = f"rows-{table['row'][0].as_py():010d}"
@@ -96,14 +96,14 @@ class PartWriter:
 
 
 def wait_for(folder: Path, names: list[str], seconds: float = 60.0) -> None:
-    """Wait until this process sees files that others have written; a network file system may show them late."""
+    """Wait until this process sees the files of other processes; a network file system may show them late."""
     end = time.monotonic() + seconds
     while not all((folder / name).exists() for name in names) and time.monotonic() < end:
         time.sleep(0.2)
 
 
 def read_parts(folder: Path) -> pa.Table:
-    """All parts written so far; a part whose hash does not match its name is removed, so its rows are scored again."""
+    """Read all parts written so far; remove those whose hash does not match, so that their rows are scored again."""
     tables = []
     for path in sorted(folder.glob("rows-*.parquet")):
         try:
@@ -116,7 +116,7 @@ def read_parts(folder: Path) -> pa.Table:
 
 
 def merge_parts(folder: Path, ids: pa.ChunkedArray) -> pa.Table:
-    """Every example once, in the order of the data; a score that is missing, double or of another row is an error."""
+    """Merge all parts in the order of the data; a missing, double or foreign score raises an error."""
     parts = read_parts(folder)
     row_N = parts["row"].to_numpy()
     count_N = np.bincount(row_N, minlength=len(ids))
@@ -144,7 +144,7 @@ def read_scores(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 
 def read_entropies(path: Path, ids: pa.ChunkedArray) -> np.ndarray:
-    """Mean entropy of each example, in the order of the data."""
+    """Read the mean entropy of each example, in the order of the data."""
     table = read_scores(path, ["id", "entropy"])
     if not table["id"].equals(ids):
         raise UserError(f"{path} holds scores of other data; remove its folder and run again.")
@@ -152,32 +152,32 @@ def read_entropies(path: Path, ids: pa.ChunkedArray) -> np.ndarray:
 
 
 def read_facts(path: Path) -> ScoreFacts:
-    """Facts of a file that a recipe points to, which may be any file."""
+    """Read the facts of a score file that a recipe names; any other file raises an error."""
     try:
         facts = json.loads(pq.read_schema(path).metadata[METADATA])
         if facts.get("version") == VERSION:
             return ScoreFacts(**facts)
-        found = f"of version {facts.get('version', 1)}, and this package writes and uses version {VERSION}"
+        found = f"of version {facts.get('version', 1)}, but this package uses version {VERSION}"
     except (OSError, pa.ArrowException, KeyError, TypeError, AttributeError, ValueError):
         found = "not a score file of weakdriven"
     raise UserError(f"selection.reuse: {path} is {found}; remove it from selection.reuse.")
 
 
 def score_files(places: list[str]) -> Iterator[tuple[Path, ScoreFacts]]:
-    """The score files that a recipe points to: files, folders with one, or run directories."""
+    """Yield the score files that a recipe names: as files, folders with one, or run directories."""
     for place in places:
         path = Path(place).expanduser()
         found = [path] if path.is_file() else [*path.glob(SCORES), *sorted(path.glob(f"entropy/*/{SCORES}"))]
         if not found:
             raise UserError(
-                f"selection.reuse: there are no score files in {place}; give a run directory, or a {SCORES} of one."
+                f"selection.reuse: there are no score files in {place}; give a run directory or its {SCORES}."
             )
         for file in found:
             yield file, read_facts(file)
 
 
 def refuse_other_tokens(places: list[str], *, tokenizer: str, max_length: int) -> None:
-    """Raise an error for scores of other tokens, which cannot be used, before anything is computed."""
+    """Raise an error for scores that were computed on other tokens, before anything runs."""
     for path, facts in score_files(places):
         if facts.tokenizer != tokenizer or facts.max_length != max_length:
             other = "another tokenizer or chat template"
@@ -189,7 +189,7 @@ def refuse_other_tokens(places: list[str], *, tokenizer: str, max_length: int) -
 
 
 def find_scores(places: list[str], facts: ScoreFacts) -> Path | None:
-    """The score file with these facts, or None; scores of the same model on other rows are an error."""
+    """Return the score file with these facts, or None; scores of the same model on other rows raise an error."""
     others = []
     for path, found in score_files(places):
         if found == facts:
@@ -200,7 +200,7 @@ def find_scores(places: list[str], facts: ScoreFacts) -> Path | None:
         path, found = others[0]
         what = "rows" if found.rows != facts.rows else f"precision ({found.precision}, not {facts.precision})"
         raise UserError(
-            f"selection.reuse: {path} holds scores of the same model with other {what}; use what it belongs to or "
+            f"selection.reuse: {path} holds scores of the same model with other {what}; use the same here, or "
             "remove it from selection.reuse."
         )
     return None

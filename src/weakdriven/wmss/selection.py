@@ -1,6 +1,6 @@
-"""WD-DS: two entropy columns -> sampling probabilities -> the active set.
+"""WD-DS: turns two columns of entropies into sampling probabilities, and draws the active set.
 
-N = examples. Everything is a pass over columns: ten million examples take seconds and less than 1 GiB.
+N = examples. Every step is a pass over columns: ten million examples take seconds and less than 1 GiB.
 """
 
 import logging
@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 FORMULAS = ("paper", "official")
 ROUNDING = 1e-5
-"""How far below zero an entropy may be. Computed from float32 logits near 30 (spacing 2e-6), as log-sum-exp less mean
-logit, that of a model without doubt misses zero by a few spacings; anything lower is not an entropy."""
+"""How far below zero an entropy may be. It is log-sum-exp minus mean logit; at float32 logits near 30 (spacing 2e-6), a
+fully confident model misses zero by a few spacings. Anything lower is not an entropy."""
 RANKED_ROWS = 1_000_000
 
 
@@ -30,10 +30,10 @@ def selection_weights(
     repair: float = 0.1,
     formula: str = "paper",
 ) -> np.ndarray:
-    """The three weighted terms, one row each (3, N): consolidation, difficulty, repair.
+    """Compute the three weighted terms (3, N): consolidation, difficulty, repair.
 
-    `paper` is the printed equation. `official` is what the authors' code computes: the first weight multiplies the
-    weak entropy, the second the fall, and each term is divided by its own sum over the data.
+    `paper` is the printed equation. `official` is what the authors' code computes: there, `consolidation` multiplies
+    the weak entropy and `difficulty` the fall, and each term is divided by its sum over the data.
 
     >>> selection_weights([1, 0.5, 0.8, 0], [0.4, 0.6, 0.8, 0])[:, :2].round(6).tolist()
     [[0.06, 0.0], [0.32, 0.48], [0.0, 0.01]]
@@ -70,7 +70,7 @@ def selection_probabilities(
     repair: float = 0.1,
     formula: str = "paper",
 ) -> np.ndarray:
-    """Chance of each example in one draw; uniform, with a warning, if every example's weight is zero.
+    """Compute the probability of each example in one draw; uniform, with a warning, if all weights are zero.
 
     Args:
         weak_entropy_N, strong_entropy_N: Mean token entropy (nats) of each example, at least 0. Rounding errors below
@@ -94,9 +94,9 @@ def selection_probabilities(
 def draw_active(
     probabilities_N: ArrayLike, *, seed: int | Sequence[int], multiplier: float = 1.0, dedup: bool = True
 ) -> np.ndarray:
-    """Row numbers drawn with replacement, sorted; without repeats if `dedup`.
+    """Draw row numbers with replacement and sort them; drop repeats if `dedup`.
 
-    The rows are those of `np.random.default_rng(seed).choice(N, size, p=probabilities_N)`.
+    The draws are those of `np.random.default_rng(seed).choice(N, size, p=probabilities_N)`.
 
     Args:
         multiplier: Draws per example, above 0.
@@ -112,7 +112,7 @@ def draw_active(
     cumulative_N = np.cumsum(p_N)
     cumulative_N /= cumulative_N[-1]
     uniform = np.random.default_rng(seed).random(draws(len(cumulative_N), multiplier))
-    uniform.sort()  # sequential memory access in the search: ten times faster at ten million
+    uniform.sort()  # the search then reads memory in sequence: ten times faster at ten million
     rows = cumulative_N.searchsorted(uniform, side="right")
     return rows[_first_of_each(rows)] if dedup else rows
 
@@ -127,11 +127,14 @@ def selection_counters(
     formula: str,
     **weights: float,
 ) -> dict[str, Any]:
-    """What is logged once about a selection.
+    """Compute what is logged about a selection.
 
-    Above a million examples the rank correlation of the two formulas is that of a million random rows, the same ones
-    each time; its standard error is then about 0.001.
-    The active rows are sorted, as `draw_active` gives them; the weights are `consolidation`, `difficulty` and `repair`.
+    Above a million examples, the rank correlation of the two formulas uses a fixed random sample of a million rows; its
+    standard error is then about 0.001.
+
+    Args:
+        active: Sorted row numbers, from `draw_active`.
+        weights: `consolidation`, `difficulty` and `repair`.
     """
     weak_N, strong_N = _entropies(weak_entropy_N, strong_entropy_N)
     p, count = probabilities_N, draws(len(probabilities_N), multiplier)
@@ -139,9 +142,9 @@ def selection_counters(
     shares_3 = (sums_3 / max(sums_3.sum(), 1e-300)).tolist()
     other = "official" if formula == "paper" else "paper"
     other_N = selection_weights(weak_N, strong_N, formula=other, **weights).sum(0)
-    other_N /= other_N.sum() or 1.0  # probabilities on both sides, so that both tie where they round
+    other_N /= other_N.sum() or 1.0  # both are probabilities, so that rounding makes the same ties
     rows: Any = slice(None)
-    if len(p) > RANKED_ROWS:  # random, not evenly spaced: in interleaved data a fixed step could pick one source only
+    if len(p) > RANKED_ROWS:  # random: in interleaved data, evenly spaced rows could be of one source
         rows = np.random.default_rng(0).integers(len(p), size=RANKED_ROWS)
     return {
         "examples": len(p),
@@ -164,24 +167,24 @@ def selection_counters(
 
 def draws(examples: int, multiplier: float) -> int:
     if not 0 < multiplier < float("inf"):
-        raise UserError(f"multiplier is {multiplier}, expected draws per example above 0; 1.0 draws as many as rows.")
+        raise UserError(f"multiplier is {multiplier}, expected a number of draws per example above 0, such as 1.0.")
     return max(round(multiplier * examples), 1)
 
 
 def expected_unique(probabilities_N: np.ndarray, count: int) -> float:
-    """Expected number of different rows among `count` draws with replacement.
+    """Compute the expected number of different rows among `count` draws with replacement.
 
     >>> round(expected_unique(np.full(4, 0.25), 4), 6)
     2.734375
     """
-    with np.errstate(divide="ignore"):  # a sure row: its chance of being missed has logarithm -inf
+    with np.errstate(divide="ignore"):  # a row of probability 1 is never missed: log 0 is -inf
         missed_N = np.log1p(-probabilities_N)
     missed_N *= count
     return -float(np.expm1(missed_N, out=missed_N).sum())
 
 
 def rank_correlation(a_N: np.ndarray, b_N: np.ndarray) -> float | None:
-    """Spearman's correlation with tied values at their mean rank; None where one side does not vary."""
+    """Compute Spearman's correlation, with tied values at their mean rank; return None if one side is constant."""
     ranks = [_mean_ranks(x) for x in (a_N, b_N)]
     if min(r.std() for r in ranks) == 0:
         return None
@@ -194,7 +197,7 @@ def _mean_ranks(x_N: np.ndarray) -> np.ndarray:
 
 
 def _first_of_each(rows_sorted: np.ndarray) -> np.ndarray:
-    """True where a value occurs for the first time."""
+    """Mark where a value occurs for the first time."""
     return np.append(True, rows_sorted[1:] != rows_sorted[:-1])
 
 
@@ -210,17 +213,17 @@ def _entropies(weak: ArrayLike, strong: ArrayLike) -> tuple[np.ndarray, np.ndarr
 
 
 def _column(name: str, values: ArrayLike, least: float = 0.0) -> np.ndarray:
-    """Finite float64 numbers, one per example; those from `least` to 0 become 0."""
+    """Return finite float64 numbers, one per example; those from `least` to 0 become 0."""
     column_N = np.asarray(values, np.float64)
     if column_N.ndim != 1 or not len(column_N):
         raise UserError(f"The {name} have shape {column_N.shape}; pass one number per example, and at least one.")
     finite_N = np.isfinite(column_N)
     if not finite_N.all():
-        raise UserError(f"The {name} are not finite in {_name_rows(~finite_N)}; mend or leave out these rows.")
+        raise UserError(f"The {name} are not finite in {_name_rows(~finite_N)}; repair these rows or leave them out.")
     if (low := column_N.min()) < least:
         raise UserError(
             f"The {name} are negative in {_name_rows(column_N < least)}, as low as {low:.3g}, expected at least 0; "
-            "pass entropies (nats) of score_dataset, or probabilities of selection_probabilities."
+            "pass entropies (nats) from score_dataset, or probabilities from selection_probabilities."
         )
     return np.maximum(column_N, 0) if low < 0 else column_N
 

@@ -25,7 +25,7 @@ from weakdriven.models.head import causal_lm, refuse_different_heads
 from weakdriven.models.liger import use_liger
 from weakdriven.models.recompute import keep
 from weakdriven.training.attention import trained_attention
-from weakdriven.training.packing import refuse_mixed_rows
+from weakdriven.training.packing import packs
 from weakdriven.training.phase import Phase, fit
 from weakdriven.training.upstream import require_call, require_hooks
 from weakdriven.wmss import checks
@@ -40,16 +40,17 @@ logger = logging.getLogger(__name__)
 
 
 class WDJTTrainer(PairCheckpoints):
-    """TRL's `SFTTrainer` on the mixed logits of two models; checkpoints hold both, `save_model` the strong one.
+    """TRL's `SFTTrainer` on the mixed logits of two models. Checkpoints hold both; `save_model` saves the strong one.
 
     Args:
-        model: The strong model: a path or Hub id (of a model or of an adapter), a model, or a PeftModel.
-        weak_model: Likewise. A path is loaded in the strong model's precision unless `model_init_kwargs` names one.
-        args: `WDJTConfig`, or any training arguments, which get its defaults; the trainer works on a copy.
-        peft_config: Gives both models an adapter of this kind. If the strong model already has one, a weak model
-            without gets the same kind. Frozen tensors that are equal in both are held once.
+        model: The strong model: a loaded model or PeftModel, or the path or Hub id of a model or adapter.
+        weak_model: The weak model, in the same forms. A path is loaded in the strong model's precision, unless
+            `model_init_kwargs` or `weak_model_init_kwargs` sets one.
+        args: `WDJTConfig`, or any training arguments, completed by its defaults; the trainer works on a copy.
+        peft_config: Adds an adapter of this kind to both models. If the strong model already has an adapter, a trained
+            weak model without one gets the same kind. Frozen tensors that are equal in both are stored once.
         weak_processing_class: The weak model's tokenizer, if it is not the one next to that model.
-        more, kwargs: As for SFTTrainer, in its order.
+        more, kwargs: Further arguments of SFTTrainer, in its order.
     """
 
     _tag_names = ["trl", "sft", "weak-driven"]  # noqa: RUF012
@@ -84,11 +85,12 @@ class WDJTTrainer(PairCheckpoints):
         tokenizer = options.get("processing_class") or checks.load_tokenizer_of(model, strong, load)
         vocabulary = checks.common_vocabulary(tokenizer, weak_model, weak, weak_load, weak_processing_class)
         refuse_different_heads(strong, weak, vocabulary)
-        first_alone = config.strong_weight in (0, 1) and config.strong_weight_end is not None  # in the first step
+        # one model does not run in the first step
+        first_alone = config.strong_weight in (0, 1) and config.strong_weight_end is not None
         if first_alone or config.ddp_find_unused_parameters is None:
             config.ddp_find_unused_parameters = first_alone
         config.logging_nan_inf_filter = False  # it waits for the device at each micro-batch; NaN stops training anyway
-        own, config.model_init_kwargs = config.model_init_kwargs, None  # used above; TRL would warn about them
+        own, config.model_init_kwargs = config.model_init_kwargs, None  # already used; TRL would warn
         super().__init__(**options | {"model": strong, "args": config, "processing_class": tokenizer})
         config.model_init_kwargs = own
         checks.refuse_sharding(self)
@@ -100,10 +102,10 @@ class WDJTTrainer(PairCheckpoints):
         pair = self._pair_up(self.model, weak, vocabulary)
         self.model = self.model_wrapped = pair  # pyright: ignore
         if isinstance(self.maybe_activation_offload_context, OffloadActivations):
-            self.maybe_activation_offload_context.update_model_params(pair)  # weights are not offloaded
+            self.maybe_activation_offload_context.update_model_params(pair)  # so weights are not offloaded
         checks.refuse_partial_optimizer(self.optimizer, pair, config.weak_learning_rate)
-        self.neftune_noise_alpha = None  # see train
-        self.model_accepts_loss_kwargs = True  # the same as loss_is_scaled_for_ga, for transformers before 5.19
+        self.neftune_noise_alpha = None  # `train` does it, for both models
+        self.model_accepts_loss_kwargs = True  # transformers before 5.19 reads this for loss_is_scaled_for_ga
         self._liger = config.use_liger_kernel
         self.pair_metrics = PairMetrics(self)
         self.callback_handler.callbacks.insert(0, self.pair_metrics)
@@ -121,7 +123,7 @@ class WDJTTrainer(PairCheckpoints):
         if isinstance(weak, PeftModel) and args.gradient_checkpointing:
             weak.enable_input_require_grads()
         recompute: Any = args.gradient_checkpointing_kwargs or {}
-        if recompute.get("selective"):  # an option that TRL has from 1.15 on
+        if recompute.get("selective"):  # since TRL 1.15
             from trl.models.selective_activation_checkpointing import enable_selective_activation_checkpointing
 
             enable_selective_activation_checkpointing(weak)
@@ -140,11 +142,11 @@ class WDJTTrainer(PairCheckpoints):
         placed = getattr(weak, "quantization_method", None) or getattr(weak, "hf_device_map", None)
         if self.place_model_on_device and not placed:
             weak.to(args.device)
-        checks.refuse_logits(strong, weak, args)  # on the device, where layers of Liger can run
+        checks.refuse_logits(strong, weak, args)  # after the move to the GPU, which Liger's layers need
         return pair
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As upstream, in our attention; NEFTune, if set, adds noise to both models' embeddings."""
+        """Train as upstream, with our attention; NEFTune, if set, adds noise to both models' embeddings."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(str(self.args.output_dir)) or True
         self.pair_metrics.resumed = resume_from_checkpoint
@@ -159,7 +161,7 @@ class WDJTTrainer(PairCheckpoints):
                 deactivate_neftune(model, hook)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        """Counts the tokens of the pair's loss; upstream would not see where packed sequences meet."""
+        """Count the tokens of the pair's loss; upstream's count ignores where packed sequences meet."""
         batches = list(islice(epoch_iterator, num_batches))
         counts = [
             (targets(batch["labels"], batch.get("position_ids"), batch.get("attention_mask")) != IGNORE).sum()
@@ -183,18 +185,18 @@ class WDJTTrainer(PairCheckpoints):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        inputs.pop("_prediction_loss_only", None)  # of TRL before 1.15, for its own compute_loss
+        inputs.pop("_prediction_loss_only", None)  # TRL before 1.15 sets it for its own compute_loss
         items = None if num_items_in_batch is None else torch.as_tensor(num_items_in_batch).clamp(min=1)
         output = model(**inputs, num_items_in_batch=items)
         loss = output.loss
         if self.args.average_tokens_across_devices and items is not None:
-            # the count is over all ranks, and DDP averages gradients
+            # the count is over all ranks, but DDP averages gradients
             loss = loss * (self.accelerator.num_processes // self.get_tp_size())
         self.pair_metrics.add(inputs, output)
         return (loss, output) if return_outputs else loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Upstream's six per weight and token of a model that learns, two of one that only runs forward."""
+        """Count six operations per weight and token of a trained model, as upstream; two if it only runs forward."""
         pair, args = self.pair, self.args
         branches = ((pair.strong, pair.strong_runs, args.strong_runs), (pair.weak, pair.weak_runs, args.weak_learns))
         weights = sum(
@@ -209,7 +211,7 @@ class WDJTTrainer(PairCheckpoints):
         super().log(logs, start_time)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """The losses and statistics of a test set as metrics, without predictions."""
+        """Return the losses and statistics of a test set as metrics, without predictions."""
         warnings.warn(
             "predictions and label_ids are None, because WDJTTrainer never builds mixed logits; the losses are in "
             "metrics. Generate or score with trainer.pair.strong, or with the mixture (weakdriven export mix).",
@@ -225,7 +227,7 @@ class WDJTTrainer(PairCheckpoints):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Of all that is measured in a step."""
+        """Evaluate, and report everything that is measured in a training step."""
         self.pair_metrics.pending = None
         output: Any = super().evaluation_loop(dataloader, description, True, ignore_keys, metric_key_prefix)
         if self.pair_metrics.pending is not None:
@@ -235,7 +237,7 @@ class WDJTTrainer(PairCheckpoints):
         return output
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        self.args.use_liger_kernel = self._liger  # what trackers and checkpoints record, from here on
+        self.args.use_liger_kernel = self._liger  # trackers and checkpoints record it from here on
         fresh, rate = self.optimizer is None, self.args.weak_learning_rate
         optimizer = super().create_optimizer(model)
         if fresh and rate is not None:
@@ -256,13 +258,11 @@ def train_joint(
     recipe: Recipe,
     phase: Phase,
 ) -> dict[str, Any]:
-    """Train both in place; returns counters."""
+    """Train both models in place; return counters."""
     for model in (strong, weak):
         keep(model, settings.gradient_checkpointing)
-        if settings.packing:
-            refuse_mixed_rows(model, "joint")
-    made = phase.prepare(dataset, settings, recipe, packing=settings.packing)
+    made = phase.prepare(dataset, settings, recipe, packing=packs([strong, weak], settings, recipe))
     made["args"] = WDJTConfig.of(made["args"], weak_trainable=settings.weak == "joint", **settings.mixing())
     counters = fit(WDJTTrainer(strong, weak_model=weak, processing_class=tokenizer, **made))
     models = 2 if settings.weak == "joint" else 1
-    return counters | {"trained_tokens": models * counters["trained_tokens"]}  # each model learns from each token
+    return counters | {"trained_tokens": models * counters["trained_tokens"]}  # both learn from each token

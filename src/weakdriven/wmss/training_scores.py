@@ -1,4 +1,4 @@
-"""Scores of the strong model from its own training: the forward passes of its last epoch, without a scan.
+"""Takes the strong model's scores from the forward passes of its last training epoch, which saves a scan.
 
 N = rows, S = sums over a row's supervised tokens, B = rows of a batch, L = tokens.
 """
@@ -27,7 +27,7 @@ FILES = "training-scores-{}.npz"
 
 
 class TrainingScores(TrainerCallback):
-    """Keeps the scores that TRL's fused head computes beside the loss; they survive a kill with each checkpoint.
+    """Keeps the scores that TRL's fused head computes with the loss, and writes them before each checkpoint.
 
     A row is recognised by its tokens, so the order of rows, packing and the number of processes do not matter.
     """
@@ -39,13 +39,13 @@ class TrainingScores(TrainerCallback):
             self.numbers[key_of(ids.values.to_numpy())].append(number)
         self.sum_NS = np.zeros((len(rows), 4))
         self.step_N = np.full(len(rows), -1)
-        """Of the forward pass that a row's scores are from; -1 before the first."""
+        """Step of each row's scores; -1: no scores yet."""
         self.step = -1
-        """Of the forward passes now; -1 before the last epoch."""
+        """The current step; -1 before the last epoch."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._read()
-        self.step_N[self.step_N >= state.global_step] = -1  # of a step that is trained again
+        self.step_N[self.step_N >= state.global_step] = -1  # these steps are trained again
         self.hook = kwargs["model"].register_forward_hook(self._record, with_kwargs=True)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ class TrainingScores(TrainerCallback):
         self.step = state.global_step if last else -1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if control.should_save:  # before the checkpoint, or a kill in between would lose the rows before it
+        if control.should_save:  # before the checkpoint, else a kill in between would lose earlier rows
             self._write()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -84,15 +84,15 @@ class TrainingScores(TrainerCallback):
         os.replace(part, path)
 
     def _read(self) -> None:
-        """What all processes have written; of a row that two have, the later scores."""
+        """Read what all processes have written; if two have scored a row, the later scores win."""
         for path in sorted(self.folder.glob(FILES.format("*"))):
             with np.load(path, allow_pickle=False) as found:
                 later_N = found["steps"] > self.step_N
                 self.sum_NS[later_N], self.step_N[later_N] = found["sums"][later_N], found["steps"][later_N]
 
     def table(self) -> pa.Table:
-        """Scores of the rows that the last epoch saw, as a scan writes them; all processes call this."""
-        gathered([None])  # waits for all of them to have written
+        """Return the scores of the last epoch's rows in the format of a scan; all processes must call this."""
+        gathered([None])  # wait until all processes have written
         self._read()
         seen = np.flatnonzero((self.step_N >= 0) & (self.sum_NS[:, 0] > 0))
         count_N, *sums = self.sum_NS[seen].T
@@ -108,7 +108,7 @@ def key_of(ids: np.ndarray) -> bytes:
 
 
 def rows_of(inputs: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
-    """Rows of a batch: its number and where it begins and ends; several in one if positions restart."""
+    """Yield each sequence of a batch as row, begin and end; restarting positions separate packed sequences."""
     ids_BL: Tensor = inputs["input_ids"]
     if inputs.get("attention_mask") is not None:
         for row, length in enumerate(inputs["attention_mask"].sum(1).tolist()):

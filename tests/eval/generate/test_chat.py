@@ -101,9 +101,9 @@ def test_a_seed_that_is_rejected_is_left_out_with_one_warning(server, caplog, an
     server.trouble = lambda body, asked: answer if "seed" in body else None
     assert len(completed(engine_for(server, concurrency=4), chats(12))) == 12
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [
-        record.getMessage().endswith("does not take seed, which is left out from here on.") for record in warnings
-    ] == [True]
+    assert [record.getMessage().endswith("does not take seed; it is omitted from now on.") for record in warnings] == [
+        True
+    ]
     assert {body["temperature"] for body in server.bodies} == {0.6}
 
 
@@ -111,7 +111,7 @@ def test_no_sample_is_drawn_at_another_temperature_than_asked_for(server):
     words = "Unsupported value: 'temperature' does not support 0.6 with this model. Only the default (1) is supported."
     server.trouble = lambda body, asked: refusal(words, param="temperature") if body["temperature"] != 1 else None
     with pytest.raises(
-        UserError, match=r"does not take temperature=0.6 \(Unsupported .*\); set it to 1.0, or ask anoth"
+        UserError, match=r"does not take temperature=0.6 \(Unsupported .*\); set it to 1.0, or use anoth"
     ):
         completed(engine_for(server), chats(3))
     assert len(completed(engine_for(server), chats(3), PLAIN)) == 3
@@ -301,7 +301,7 @@ def test_what_came_before_the_server_died_has_been_reported(server):
 
 def test_without_a_name_the_server_must_say_which_model_it_has(server):
     with pytest.raises(
-        UserError, match="does not list its models: refused a request with HTTP 404: 404 page not found"
+        UserError, match="does not list its models: rejected a request with HTTP 404: 404 page not found"
     ):
         completed(engine_for(server, model=None), chats(1))
     server.models = [{"id": f"model-{i}"} for i in range(300)]
@@ -375,10 +375,10 @@ def test_the_parts_of_a_message_are_joined(server, content, text, reasoning):
 )
 def test_a_message_that_is_no_text_raises_an_error(server, content):
     server.trouble = lambda body, asked: (200, said(content))
-    with pytest.raises(UserError, match="not a chat completion in text"):
+    with pytest.raises(UserError, match="other than a chat completion in text"):
         completed(engine_for(server), chats(1))
 
 
 def test_a_model_in_this_process_takes_no_messages():
-    with pytest.raises(UserError, match="holds chat messages, and a model in this process takes token ids"):
+    with pytest.raises(UserError, match="has chat messages, but a model in this process needs token ids"):
         completed(LocalEngine(tiny_model(), embedded_tokenizer()), chats(1))

@@ -230,11 +230,11 @@ def test_a_request_that_the_server_rejects_is_reported_in_its_words_and_not_repe
         ({"finish": "abort"}, "ended a completion with 'abort'"),
         (
             {"finish": "length", "tokens": 4},
-            "cut a completion at 4 of 5 tokens; start it with --generation-config vllm",
+            "cut a completion after 4 of 5 tokens; start it with --generation-config vllm",
         ),
-        ({"usage": {"prompt_tokens": 1, "completion_tokens": 3}}, "read 1 tokens of a prompt of 2"),
-        ({"usage": None}, "not one completion with its usage"),
-        ({"choices": []}, "not one completion"),
+        ({"usage": {"prompt_tokens": 1, "completion_tokens": 3}}, "read 1 of 2 prompt tokens"),
+        ({"usage": None}, "other than one completion with its usage"),
+        ({"choices": []}, "other than one completion"),
     ],
 )
 def test_a_completion_that_differs_from_the_request_raises_an_error(server, change, words):
@@ -272,7 +272,7 @@ def test_of_several_models_one_must_be_named(server):
     server.cards = [{"id": "base"}, {"id": "strong"}]
     with pytest.raises(UserError, match=r"serves several models \(base, strong\); name one"):
         completed(engine_for(server), requests(1))
-    with pytest.raises(UserError, match="has no model weak; it serves base, strong"):
+    with pytest.raises(UserError, match="does not serve weak; it serves base, strong"):
         completed(engine_for(server, model="weak"), requests(1))
     completed(engine_for(server, model="strong"), requests(1))
     assert server.bodies[0]["model"] == "strong"
@@ -285,7 +285,7 @@ def test_a_context_that_is_too_short_raises_an_error_before_anything_is_sent(ser
     asked = [Request([1] * 10), Request([1] * 28)]
     with pytest.raises(UserError) as short:
         completed(engine_for(server), asked)
-    assert "28 tokens and max_new_tokens is 5, together 33" in str(short.value)
+    assert "(28 tokens) and max_new_tokens=5 need 33" in str(short.value)
     assert str(short.value).endswith("takes 32. Start it with --max-model-len 33, or set max_new_tokens to 4 or less.")
     with pytest.raises(UserError, match=r"Start it with --max-model-len 45\.$"):
         completed(engine_for(server), [Request([1] * 40)])
@@ -296,10 +296,10 @@ def test_a_server_that_is_down_or_is_no_such_server_raises_an_error_at_once(serv
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(UserError, match=f"no server to be reached at {url} .*ConnectError"):
+        with pytest.raises(UserError, match=f"No server can be reached at {url} .*ConnectError"):
             completed(ServerEngine(url, retries=QUICK), requests(1))
-    with pytest.raises(UserError, match="does not list its models: refused a request with HTTP 404: no /other/v1/mod"):
+    with pytest.raises(UserError, match="does not list its models: rejected a request with HTTP 404: no /other/v1/mod"):
         completed(ServerEngine(server.url + "/other", retries=QUICK), requests(1))
     server.cards = None
-    with pytest.raises(UserError, match="does not answer as an OpenAI-compatible server"):
+    with pytest.raises(UserError, match="does not respond like an OpenAI-compatible server"):
         completed(engine_for(server), requests(1))

@@ -206,7 +206,7 @@ def test_functions_are_called_with_one_argument_a_line(code, why):
     "code, reason",
     [
         (solution("[j, i]"), "test 1 of 2: wrong answer '[1, 0]', expected '[0, 1]'"),
-        (solution("{i, j}"), "TypeError: the answer returned a set, which is no JSON value"),
+        (solution("{i, j}"), "TypeError: the answer returned a set, which is not a JSON value"),
         (solution("exit()"), "test 1 of 2: failed: SystemExit"),
         ("class Solution:\n    def other(self): pass", "NameError: the answer does not define twoSum"),
         (
@@ -304,5 +304,5 @@ def test_items_that_cannot_be_graded_are_errors():
         grade_code(answer, {**SUM, "tests": []})
     with pytest.raises(UserError, match=r"'file'; expected stdin or functional"):
         grade_code(answer, {**SUM, "testtype": "file"})
-    with pytest.raises(UserError, match=r"pair: a functional test holds text that is no JSON"):
+    with pytest.raises(UserError, match=r"pair: a functional test has text that is not JSON"):
         grade_code(answer, {**PAIR, "tests": [{"input": "x", "output": json.dumps(1)}]})

@@ -207,7 +207,7 @@ def test_folders_that_lack_something_are_an_error(trained, base, tmp_path):
     (trained / "model.safetensors").unlink()
     refused(trained, base, out, "model.safetensors cannot be read")
     (trained / "tokenizer.json").unlink()
-    refused(trained, base, out, "holds no tokenizer.json")
+    refused(trained, base, out, "has no tokenizer.json")
 
 
 def test_a_tied_model_is_wrapped_without_a_head_of_its_own(trained, base, tmp_path):

@@ -1,4 +1,4 @@
-"""Examples that may be trained on: without overlap with held-out items, and each problem once."""
+"""Keep examples that may be trained on: without overlap with held-out items, and each problem once."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,18 +11,18 @@ from weakdriven.data.overlap.fingerprint import answer_key
 from weakdriven.data.questions import LETTERS, bare, split_options
 
 REPEATS = RULES | {"math": Rules(signs=True), "logic": replace(RULES["logic"], ordered=0.8)}
-"""By domain of the set: when two problems with one answer are the same. Formulas that differ in a sign are two, and so
-are puzzles that say other things in the same words."""
+"""By domain of the set: when two problems with one answer are the same. Formulas with different signs differ, and so do
+puzzles that use the same words in another order."""
 
 NGRAM_SHARE = {"math": 0.0, "code": 0.0, "logic": 0.2}
 """By domain of the held-out items: the share of an item's n-grams that a row must contain to be removed as `ngram`.
 
-At 0, one n-gram is enough. Logic needs more, because its questions end in stock phrases: of LogiQA 2.0's development
-rows, 159 share an n-gram with a test item, and all but 6 of them less than a fifth of the item's."""
+At 0, one n-gram is enough. Logic needs more, because its questions end in stock phrases: 159 of LogiQA 2.0's
+development rows share an n-gram with a test item, and all but 6 of them less than a fifth of the item's."""
 
 
 def index_items(items: Mapping[str, Iterable[HeldItem]]) -> dict[str, Held]:
-    """One index for each domain of held-out items, because what counts as overlap depends on it."""
+    """Build one index for each domain of held-out items, because the definition of overlap depends on it."""
     return {domain: Held(some, replace(RULES[domain], short_items=True)) for domain, some in items.items()}
 
 
@@ -31,10 +31,10 @@ def clean(
 ) -> Iterator[Example]:
     """Yield the examples to keep, in order and with unique ids; `funnel` counts all of them.
 
-    `overlaps` has the result of `worst_overlap` for each. Memory grows with the words of the kept examples, not with
-    their completions.
+    `overlaps` has the result of `worst_overlap` for each. Memory grows with the words of the kept prompts, not with
+    completions.
     """
-    compared: list[str] = []  # ids of those that reach `deduplicate`, which names rows by number
+    compared: list[str] = []  # ids by the row numbers of `deduplicate`
     ids: set[str] = set()
     numbers = Counter[str]()
 
@@ -59,7 +59,7 @@ def clean(
 
 
 def worst_overlap(texts: Iterable[str], held: Mapping[str, Held], shares: Mapping[str, float]) -> Overlap | None:
-    """The strongest overlap for which a row with these `asked_texts` is removed, or None."""
+    """Return the strongest overlap for which a row with these `asked_texts` is removed, or None."""
     found = [
         overlap
         for text in texts
@@ -71,7 +71,7 @@ def worst_overlap(texts: Iterable[str], held: Mapping[str, Held], shares: Mappin
 
 
 def asked_texts(example: Example) -> list[str]:
-    """The texts compared with held-out items: each turn that is not the assistant's, and all of them together.
+    """List the texts compared with held-out items: each turn that is not the assistant's, and all of them joined.
 
     A question may be in a system prompt, in a later turn, or span two turns. Plain text is compared whole.
     """
@@ -82,14 +82,15 @@ def asked_texts(example: Example) -> list[str]:
 
 
 def with_options(example: Example) -> str:
-    """The user's question with its options in sorted order: many questions have the same few words."""
+    """Join the user's question with its sorted options, because many questions consist of the same few words."""
     asked, options = asked_with_options(example)
     return "\n".join([asked, *sorted(options)])
 
 
 def answer_of(example: Example) -> str:
-    """What repeats must have exactly in common: the answer (the text of an option, if there are options) and the system
-    prompts, because the problem may be there and the user turn only "Solve it."
+    """Return what repeats must share exactly: the answer (the text of an option, if any) and the system prompts.
+
+    The problem may be in a system prompt, and the user turn only "Solve it."
     """
     gold, options = (example.gold or "").strip(), asked_with_options(example)[1]
     place = LETTERS.find(gold.upper()) if len(gold) == 1 else -1
@@ -106,7 +107,7 @@ def asked_with_options(example: Example) -> tuple[str, list[str]]:
 
 
 def unused(id: str, ids: set[str], numbers: Counter[str]) -> str:
-    """A free variant of an id, as `7#2`; `numbers` keeps the last number of each id, so that none is tried twice."""
+    """Find a free variant of an id, such as `7#2`; `numbers` remembers the last number of each id."""
     free = id
     while free in ids:
         numbers[id] = max(numbers[id], 1) + 1

@@ -1,13 +1,13 @@
-"""Training rows that repeat held-out items, or each other, in the same or nearly the same words.
+"""Find training rows that repeat held-out items, or each other, in the same or nearly the same words.
 
 Kinds of overlap, strongest first:
 
-- `exact`: the same letters and digits in the same order, whatever the case, spaces and punctuation;
+- `exact`: the same letters and digits in the same order, ignoring case, spaces and punctuation;
 - `near`: not exact, the same numbers, and a Jaccard similarity of the word sets of at least `Rules.near`;
 - `ngram`: a shared run of `Rules.ngram` words, or with `Rules.short_items` all words of an item that has fewer;
-- `template`: not exact, the same text but for its numbers.
+- `template`: not exact, the same text except for its numbers.
 
-`fingerprint.py` says what a word and a number are, `near_duplicates.py` how near pairs are found.
+`fingerprint.py` defines words and numbers, `near_duplicates.py` finds near pairs.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ REMOVED: tuple[Kind, ...] = ("exact", "near", "ngram")
 LEARN_FROM = 10_000
 """Rows from which `deduplicate` learns which words are rare."""
 SHORT = 4
-"""Fewest words and numbers of a short item that is searched for in longer texts: "What is x?" is everywhere."""
+"""Fewest words and numbers of a short item that is searched in longer texts: "What is x?" is everywhere."""
 Row = TypeVar("Row")
 
 
@@ -38,29 +38,29 @@ class Rules:
     near: float = 0.7
     """Smallest Jaccard similarity of the word sets."""
     same_numbers: bool = True
-    """Whether near texts must have the same numbers, each as often."""
+    """Whether near texts must have the same numbers equally often."""
     ngram: int = 13
     """Words in a shared run."""
     signs: bool = False
-    """Whether exact and near texts must have the same + - * / ^ = < > ! brackets and decimal points, and near ones
-    their numbers in the same order. For repeats among formulas; needs `same_numbers`."""
+    """Whether exact and near texts must have the same + - * / ^ = < > ! brackets and decimal points, and near texts
+    also the same order of numbers. For repeats among formulas; needs `same_numbers`."""
     ordered: float = 0.0
-    """Smallest share of the 5-word runs of either text that near repeats have in common; 0: in any order. For repeats
-    among puzzles, where many have the same few words."""
+    """Smallest share of the 5-word runs of either text that near repeats have in common; 0 ignores order. For repeats
+    among puzzles, many of which consist of the same few words."""
     short_items: bool = False
-    """Whether a text overlaps with an item shorter than `ngram` words if it contains all of it."""
+    """Whether a text overlaps with an item shorter than `ngram` words if it contains the whole item."""
 
     def key(self, print_: Fingerprint) -> str:
-        """What near texts must have exactly in common."""
+        """Return what near texts must share exactly."""
         return print_.numbers if self.same_numbers else ""
 
 
 RULES = {"math": Rules(), "logic": Rules(near=0.8, same_numbers=False), "code": Rules(ngram=10)}
-"""By domain of the held-out items; builds look for short items too (`decontaminate.py`)."""
+"""By domain of the held-out items; builds also search for short items (`decontaminate.py`)."""
 
 
 class HeldItem(NamedTuple):
-    """A text that must not be trained on; an item may come several times with different texts."""
+    """A text that must not be trained on; an item may occur several times with different texts."""
 
     benchmark: str
     id: str
@@ -82,7 +82,7 @@ class Repeat(NamedTuple):
 
     kind: Kind
     row: int
-    """Its number in the input, counting from 0."""
+    """Row number in the input, from 0."""
     score: float
 
 
@@ -105,7 +105,7 @@ class Held:
         self._runs: list[int] = []
         self._by_run: dict[str, list[int]] = {}
         self._short: dict[str, list[tuple[int, list[str], int]]] = {}
-        """A word of a short item -> where in the item it stands, the item's words, its number."""
+        """Maps a word of a short item to its position in the item, the item's words, and the item's number."""
         prints = []
         for benchmark, id, text in items:
             if (print_ := fingerprint(text, signs=self.rules.signs)).words:
@@ -116,7 +116,7 @@ class Held:
             self._add(print_)
 
     def find(self, text: str) -> list[Overlap]:
-        """All overlaps of a text, strongest kind first, one for each kind and item."""
+        """Find all overlaps of a text, strongest kind first, one for each kind and item."""
         if not (print_ := fingerprint(text, signs=self.rules.signs)).words:
             return []
         exact = dict.fromkeys(self._same.get(("exact", print_.exact), ()), 1.0)
@@ -133,7 +133,7 @@ class Held:
         return [Overlap(*what, score) for what, score in found.items()]
 
     def contained(self, text: str) -> Overlap | None:
-        """The first item that is the text or is contained in it; cheaper than `find`."""
+        """Find the first item that is the text or is contained in it; cheaper than `find`."""
         if not (print_ := fingerprint(text, signs=self.rules.signs)).words:
             return None
         for item in self._same.get(("exact", print_.exact), ()):
@@ -152,11 +152,11 @@ class Held:
             self._by_run.setdefault(run, []).append(item)
         self._runs.append(len(runs))
         if self.rules.short_items and not runs and len(print_.words) + len(print_.numbers.split()) >= SHORT:
-            word = max(print_.words, key=len)  # long words are rare, so few places have to be compared
+            word = max(print_.words, key=len)  # long words are rare and leave few places to compare
             self._short.setdefault(word, []).append((print_.words.index(word), print_.words, item))
 
     def _shared_grams(self, words: list[str]) -> dict[int, float]:
-        """Item -> share of its n-grams that are among these words, in the order of the items."""
+        """Return, in the order of items, the share of each item's n-grams that are among these words."""
         runs = grams(words, self.rules.ngram)
         shared = Counter(item for run in runs for item in self._by_run.get(run, ()))
         shares = {item: shared[item] / self._runs[item] for item in shared}
@@ -176,11 +176,11 @@ def deduplicate(
 ) -> Iterator[tuple[Row, Repeat | None]]:
     """Yield every row in order, with the kept row that it repeats exactly or nearly, or None if the row is kept.
 
-    The first of several like rows is kept. Rows are compared with kept rows only, so a chain of small changes is not
+    The first of several similar rows is kept. Rows are compared with kept rows only, so a chain of small changes is not
     followed. Reads ahead by `LEARN_FROM` rows; memory grows with the kept rows.
 
     Args:
-        text: What is compared, with options: many questions have the same few words.
+        text: Returns the text to compare, including options: many questions consist of the same few words.
         key: Rows with different keys (answers, say) never repeat each other.
 
     >>> list(deduplicate(["2 red cats", "Cats, red, 2"]))

@@ -1,8 +1,8 @@
-"""What of two texts is compared: their letters and digits, their numbers, their words, their runs of words.
+"""The parts of two texts that are compared: letters and digits, numbers, words, runs of words.
 
 Case, layout, punctuation and Unicode variants of a character are ignored. That also ignores the difference between
-`x + 1` and `x - 1`, which is right for held-out items (better one training row too few) and wrong for repeats among
-formulas: `signs=True` keeps signs, decimal points, factorials and brackets.
+`x + 1` and `x - 1`. This is right for held-out items, where dropping a row too many is harmless, and wrong for repeats
+among formulas, so `signs=True` keeps signs, decimal points, factorials and brackets.
 """
 
 import re
@@ -19,7 +19,7 @@ _COMMA_IN_NUMBER = re.compile(r"(?<=\d)(?:\\?,|\{,\})(?=\d{3}(?!\d))")
 _LATEX_LOOKS = re.compile(r"\\(?:(?:left|right|displaystyle)(?![a-z])|!)")
 _LATEX_FRACTION = re.compile(r"\\[dtc]frac(?![a-z])")
 _LETTER = r"[^\W\d_]"
-# A hyphen between two letters joins words; any other is a minus. \( and \[ only say that a formula begins.
+# A hyphen between two letters joins words; any other is a minus. \( and \[ only mark the start of a formula.
 _SIGN = re.compile(
     rf"[+*/^=<>×÷±√≤≥≠]|(?<!{_LETTER})[-−]|[-−](?!{_LETTER})"
     r"|(?<!\\)[()\[\]{}]|\.(?=\d)|(?<=[\d)\]}])!|(?<=\b[a-z])!"
@@ -32,17 +32,17 @@ _NO_DECIMALS = re.compile(r"(?<=\d)\.0+(?!\d)")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A text as it is compared; two texts with equal `exact` are the same."""
+    """A text in the form to compare; two texts with equal `exact` are the same."""
 
     exact: bytes
     template: bytes
-    """As `exact`, with all numbers equal."""
+    """Like `exact`, with all numbers replaced by one."""
     numbers: str
-    """The numbers of the text with their repeats, sorted; with signs, numbers and signs in their order."""
+    """All numbers of the text, sorted; with signs, numbers and signs in their order."""
     words: list[str]
 
 
-@lru_cache(maxsize=1)  # several indexes are asked for one text after the other
+@lru_cache(maxsize=1)  # several indexes look up the same text
 def fingerprint(text: str, *, signs: bool = False) -> Fingerprint:
     """
     >>> a = fingerprint("Ann pays $1,250 for 2 chairs.")
@@ -70,7 +70,7 @@ def fingerprint(text: str, *, signs: bool = False) -> Fingerprint:
 
 
 def answer_key(answer: str) -> str:
-    """Equal for answers that differ only in layout; other ways of writing a value are not recognised.
+    """Normalize an answer, so that answers that differ only in layout are equal; other notations stay different.
 
     >>> answer_key("$ 1,250.00"), answer_key(r"\\dfrac{1}{2}") == answer_key(r"\\frac{1}{2}."), answer_key("-3")
     ('1250', True, '- 3')
@@ -80,7 +80,7 @@ def answer_key(answer: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Normalised text: one case, NFKC, no commas inside numbers, no LaTeX that only changes the look.
+    """Normalize a text: one case, NFKC, no commas inside numbers, no LaTeX that only changes the look.
 
     >>> plain("Ｆind  x² in 1,000 STEPS")
     'find  x2 in 1000 steps'
@@ -92,10 +92,10 @@ def plain(text: str) -> str:
 
 
 def grams(words: list[str], n: int) -> set[str]:
-    """All runs of n words; none if there are fewer words."""
+    """Return all runs of n words; none if there are fewer words."""
     return {" ".join(words[start : start + n]) for start in range(len(words) - n + 1)}
 
 
 def _digest(parts: list[str]) -> bytes:
-    """A 16-byte hash of the joined parts, so that no text is kept."""
+    """Hash the joined parts to 16 bytes, so that no text is kept."""
     return blake2b("".join(parts).encode(errors="surrogatepass"), digest_size=16).digest()

@@ -1,6 +1,6 @@
-"""Training rows that ask a benchmark's question: left out or an error, because scores on it would mean nothing.
+"""Drop training rows that contain a benchmark's question, or raise an error: scores on it would mean nothing.
 
-A question is found here if all of it is in the row, with any text around it and any case, spaces and punctuation.
+A question is found if all of it is in the row, with any text around it and any case, spaces and punctuation.
 `weakdriven data build` also finds near copies and parts of questions (`decontaminate.py`).
 """
 
@@ -16,9 +16,9 @@ from weakdriven.data.questions import bare
 from weakdriven.errors import UserError
 
 NAMED = 5
-"""Rows that an error names."""
+"""Maximum of rows that an error lists."""
 VERSION = b"2"
-"""Raised when other rows are found, so that runs that were compared before are compared again."""
+"""Raised when other rows are found, so that earlier runs are compared again."""
 
 
 class Hit(NamedTuple):
@@ -46,7 +46,7 @@ class HeldOut:
         return blake2b(VERSION + b"".join(sorted(self._prints)), digest_size=8).hexdigest()
 
     def find(self, example: Example) -> Hit | None:
-        """The item that is in a turn of the user or the system, or in all of them together."""
+        """Find the item that is in a user or system turn, or in all of them joined."""
         for text in asked_texts(example):
             if found := self._held.contained(text):
                 return Hit(example.id, found.benchmark, found.id)
@@ -54,28 +54,28 @@ class HeldOut:
 
 
 def keep_out(examples: Iterable[Example], held: HeldOut, found: list[Hit], *, drop: bool) -> Iterator[Example]:
-    """Yield the examples that ask none of the questions; collect the others in `found`, and raise unless `drop`.
+    """Yield the examples without held-out questions; collect the others in `found`, and raise an error unless `drop`.
 
-    After the first error nothing more is yielded, only counted, so that no time is spent on tokenising.
+    After the first error, rows are only counted and no longer yielded, to save tokenizing.
     """
     rows = 0
     for example in examples:
         rows += 1
-        if example.completion.strip() and (hit := held.find(example)):  # without a completion it is not learned anyway
+        if example.completion.strip() and (hit := held.find(example)):  # rows without a completion are not trained on
             found.append(hit)
         elif drop or not found:
             yield example
     if found and drop and len(found) == rows:
-        raise UserError(f"Nothing is left to learn from: {message(found, rows)} Use other rows.")
+        raise UserError(f"Nothing is left to train on: {message(found, rows)} Use other rows.")
     if found and not drop:
         raise UserError(
-            f"{message(found, rows)} Scores on these items would mean nothing. Make the training set with weakdriven "
-            "data build, which leaves out such rows and near copies; or set data.held_out to drop, which leaves out "
-            "these, or to allow, which trains on them."
+            f"{message(found, rows)} Scores on these items would mean nothing. Build the training set with weakdriven "
+            "data build, which drops such rows and near copies; or set data.held_out to drop, which drops "
+            "these rows, or to allow, which trains on them."
         )
 
 
 def message(found: list[Hit], rows: int) -> str:
     named = ", ".join(f"{hit.row!r} ({hit.item} of {hit.benchmark})" for hit in found[:NAMED])
     more = " and more" if len(found) > NAMED else ""
-    return f"{len(found)} of {rows} training rows ask a question of a benchmark in eval.benchmarks: {named}{more}."
+    return f"{len(found)} of {rows} training rows contain a question of a benchmark in eval.benchmarks: {named}{more}."

@@ -1,13 +1,13 @@
-"""Which texts are nearly the same, without comparing all with all and without missing any.
+"""Find nearly equal texts without comparing all pairs and without missing any.
 
 Two sets with a Jaccard similarity of at least t share at least t of the elements of either. So if the elements of both
-are put in one order, rare ones first, the sets share one among the first few of each: with 30 words and t = 0.7 among
-the first 10, and two among the first 11 (the prefix filter of set-similarity joins: Chaudhuri et al. 2006, Bayardo et
-al. 2007; its longer prefixes: Wang et al. 2012). An index of these first elements finds every pair. Any order is
-correct; rare first makes it fast, and asking for two shared elements instead of one leaves far fewer pairs to compare.
+are sorted in one order, rare ones first, the sets share one element among the first few of each: with 30 words and
+t = 0.7 among the first 10, and two among the first 11. This is the prefix filter of set-similarity joins (Chaudhuri et
+al. 2006, Bayardo et al. 2007; longer prefixes: Wang et al. 2012). An index of these first elements finds every pair.
+Any order is correct; rare first is fast, and requiring two shared elements leaves far fewer pairs to compare.
 
-Texts are compared within a key (their numbers, say), so the work grows with the rows as long as keys do. Under one key
-it grows a little faster, with the texts that share rare words.
+Texts are compared only within a key (such as their numbers), so the work grows linearly with the rows if new rows bring
+new keys. Within one key it grows a little faster, with the number of texts that share rare words.
 """
 
 from collections import Counter
@@ -22,19 +22,19 @@ RUN = 5
 SHARED_WORDS = 2
 """Two texts are compared only if they share this many of their rarest words."""
 SHARED_RUNS = 5
-"""The same for runs of words: one other word changes five runs."""
+"""The same for runs of words: changing one word changes five runs."""
 SMALL_BLOCK = 16
 """Up to this many texts under one key are compared one by one; an index would cost more memory than it saves time."""
 
 
 class NearTexts:
-    """Texts as words, and which of them are near to a new one.
+    """Stores texts as words and finds those near to a new one.
 
     Args:
         near: Smallest Jaccard similarity of the word sets, in (0, 1].
-        ordered: Smallest share of the runs of either text that both have; 0: the words may be in any order. Puzzles of
-            one kind have all their words in common. The index then holds rare runs in place of rare words.
-        seen: Texts from which to learn what is rare. Changes the speed, never what is found.
+        ordered: Smallest share of the runs of either text that both have; 0 ignores order. Puzzles of
+            one kind have all words in common. The index then holds rare runs and not rare words.
+        seen: Texts that show what is rare. Changes the speed, never the result.
 
     >>> texts = NearTexts(0.7)
     >>> texts.add("", ["a", "red", "fox", "ran"])
@@ -44,12 +44,12 @@ class NearTexts:
     """
 
     def __init__(self, near: float, ordered: float = 0.0, seen: Iterable[Collection[str]] = ()) -> None:
-        # A float's 0.7 * n can lie above the whole number it stands for, and would then miss a pair at the border.
+        # In floating point, 0.7 * n can exceed the whole number that it equals, which would miss a pair at the border.
         self._near, self._ordered = Fraction(str(near)), Fraction(str(ordered))
         self._least = self._ordered or self._near
         self._more = SHARED_RUNS if self._ordered else SHARED_WORDS
         self.compared = 0
-        """How many pairs were looked at: the work done so far."""
+        """Number of compared pairs: the work done so far."""
         count = Counter(chain.from_iterable(map(self._elements, seen)))
         self._count = {element: times for element, times in count.items() if times > 1}
         self._texts: list[tuple[str, ...]] = []
@@ -58,7 +58,7 @@ class NearTexts:
         self._known: dict[str, str] = {}
 
     def add(self, key: str, words: Collection[str]) -> int:
-        """Remember a text under a key; only texts with equal keys are ever near. Returns its number, from 0 on."""
+        """Store a text under a key and return its number, from 0. Only texts with equal keys can be near."""
         number = len(self._texts)
         kept = words if self._ordered else set(words)
         self._texts.append(tuple(self._known.setdefault(word, word) for word in kept))
@@ -73,7 +73,7 @@ class NearTexts:
         return number
 
     def find(self, key: str, words: Collection[str]) -> list[tuple[int, float]]:
-        """Number and similarity of every near text under this key, in the order they were added."""
+        """Return number and similarity of every near text under this key, in the order they were added."""
         elements, mine = self._elements(words), set(words)
         if not mine:
             return []
@@ -100,7 +100,7 @@ class NearTexts:
         return len(runs & others) >= self._ordered * max(len(runs), len(others))
 
     def _elements(self, words: Collection[str]) -> set[str]:
-        """What the index holds of a text: its words, or its runs of words."""
+        """Return the elements of a text in the index: its words or its runs of words."""
         return runs_of(list(words)) if self._ordered else set(words)
 
     def _index(self, index: dict[str, list[int]], number: int) -> None:
@@ -108,7 +108,7 @@ class NearTexts:
             index.setdefault(element, []).append(number)
 
     def _first(self, elements: set[str]) -> list[str]:
-        """The rarest elements: a near text shares at least `_more` of them."""
+        """Return the rarest elements; a near text shares at least `_more` of them."""
         rare_first = sorted(elements, key=lambda element: (self._count.get(element, 1), element))
         return rare_first[: len(elements) - self._shared_at_least(elements) + self._more]
 
@@ -117,5 +117,5 @@ class NearTexts:
 
 
 def runs_of(words: list[str]) -> set[str]:
-    """All runs of `RUN` words, or all words as one run."""
+    """Return all runs of `RUN` words; a shorter text is one run."""
     return grams(words, min(RUN, len(words))) if words else set()

@@ -1,4 +1,4 @@
-"""Conversations in the form of `messages`, ShareGPT, Alpaca or AM, as messages with role and content."""
+"""Convert conversations (`messages`, ShareGPT, Alpaca or AM) to messages with role and content."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ INFO_FIELDS = ("reference_answer", "test_case", "source")
 
 
 def as_messages(value: Any, where: str, role: str = "") -> list[Message]:
-    """Messages with role and content only; a bare text becomes one message of `role`."""
+    """Keep role and content of messages; a bare text becomes one message of `role`."""
     if role and isinstance(value, str):
         value = [{"role": role, "content": value}]
     turns = _turns(value, ("role", "content"))
@@ -23,7 +23,7 @@ def as_messages(value: Any, where: str, role: str = "") -> list[Message]:
 
 
 def from_sharegpt(value: Any, where: str) -> list[Message]:
-    """The messages of ShareGPT's `conversations`, with our names of the roles."""
+    """Convert ShareGPT's `conversations` to messages with our role names."""
     turns = _turns(value, ("from", "value")) or _turns(value, ("role", "content"))
     if turns is None:
         raise UserError(f"{where}: expected conversations with from and value as texts, found {_start(value)}.")
@@ -31,7 +31,7 @@ def from_sharegpt(value: Any, where: str) -> list[Message]:
 
 
 def from_history(value: Any, where: str) -> list[Message]:
-    """The turns before an Alpaca row's instruction, in LLaMA-Factory's form: [["1+1?", "2"]]."""
+    """Convert the turns before an Alpaca row's instruction from LLaMA-Factory's form: [["1+1?", "2"]]."""
     pairs: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     for pair in pairs:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
@@ -50,9 +50,9 @@ def with_system(system: Any, turns: list[Message], where: str) -> list[Message]:
 
 
 def info_of(messages: Any) -> dict[str, Any]:
-    """The `info` of AM-DeepSeek-R1-Distilled's messages: the first value of each field.
+    """Merge the `info` of AM-DeepSeek-R1-Distilled's messages: the first value of each field.
 
-    Its `think_content` and `answer_content` repeat parts of the reply and are left out.
+    Omits `think_content` and `answer_content`, which repeat parts of the reply.
     """
     found: dict[str, Any] = {}
     for given in infos(messages):
@@ -61,13 +61,13 @@ def info_of(messages: Any) -> dict[str, Any]:
 
 
 def infos(messages: Any) -> list[dict[str, Any]]:
-    """The `info` of each message that has one."""
+    """Return the `info` of each message that has one."""
     turns = messages if isinstance(messages, list) else []
     return [turn["info"] for turn in turns if isinstance(turn, dict) and isinstance(turn.get("info"), dict)]
 
 
 def _turns(value: Any, names: tuple[str, str]) -> list[Message] | None:
-    """New messages, or None if the value is something else."""
+    """Convert to messages, or return None if the value is something else."""
     turns: list[Any] = value if isinstance(value, list) else [None]
     if not all(isinstance(turn, dict) and all(isinstance(turn.get(name), str) for name in names) for turn in turns):
         return None
@@ -75,7 +75,7 @@ def _turns(value: Any, names: tuple[str, str]) -> list[Message] | None:
 
 
 def _with_roles(turns: list[Message], roles: dict[str, str], where: str) -> list[Message]:
-    """The turns with our names of their roles; an unknown role and broken text are errors."""
+    """Rename the roles of turns to ours; raise an error for an unknown role or broken text."""
     for place, turn in enumerate(turns, start=1):
         if (role := turn["role"]) not in roles:
             raise UserError(f"{where}: message {place} has the role {role!r}; expected one of {', '.join(roles)}.")

@@ -1,4 +1,4 @@
-"""Raw rows of a source, one at a time: a data file, a folder of them, an address, a Hub dataset or the embedded set."""
+"""Read raw rows one at a time from a data file, a folder, an address, a Hub dataset or the embedded set."""
 
 import os
 import re
@@ -18,11 +18,11 @@ from weakdriven.runs.redact import without_login
 
 EMBEDDED = "embedded:arithmetic"
 CHEAP = 256 << 20
-"""Largest text files, in bytes, whose rows are counted only to show their number or the time left."""
+"""Largest text files, in bytes, whose rows are counted just to show their number or the time left."""
 
 
 def read_rows(path: str, split: str = "train") -> Iterator[Row]:
-    """Rows of the embedded set, a data file, a folder of them, or a Hub dataset."""
+    """Read rows of the embedded set, a data file, a folder of files, or a Hub dataset."""
     for row in read_each(path, split):
         if isinstance(row, UserError):
             raise row
@@ -30,7 +30,7 @@ def read_rows(path: str, split: str = "train") -> Iterator[Row]:
 
 
 def numbered_rows(path: str, split: str = "train") -> Iterator[tuple[str, int, Row]]:
-    """The rows with what an error names: the source (of a folder, the file) and the number of the row in it."""
+    """Yield rows with what an error message needs: the source (in a folder, the file) and the row number in it."""
     files = find_files(path)
     several = files is not None and len(files) > 1
     for file in map(str, files) if files and several else [path]:
@@ -39,7 +39,7 @@ def numbered_rows(path: str, split: str = "train") -> Iterator[tuple[str, int, R
 
 
 def read_each(path: str, split: str = "train", *, start: int = 0) -> Iterator[Row | UserError]:
-    """As `read_rows` after skipping `start` rows; a line that is not a row gives its error instead of raising it.
+    """Read as `read_rows` does after skipping `start` rows, but yield errors of single rows and do not raise them.
 
     Skipped lines of a JSONL file are not parsed. An error of a whole file (a damaged archive) is raised.
     """
@@ -54,21 +54,21 @@ def read_each(path: str, split: str = "train", *, start: int = 0) -> Iterator[Ro
 
 
 def count_rows(path: str, split: str = "train") -> int:
-    """Number of rows that `read_rows` gives, without parsing lines of JSONL."""
+    """Count the rows that `read_rows` yields, without parsing lines of JSONL."""
     if (files := find_files(path)) is None:
         return len(demo_rows(split) if path == EMBEDDED else hub_rows(path, split))
     return sum(map(count_file, files))
 
 
 def cheap_count(path: str, split: str = "train") -> int | None:
-    """Number of rows if counting them takes a moment."""
+    """Count rows if that takes only a moment."""
     files = find_files(path) or []
     text = sum(file.stat().st_size for file in files if file.suffix != ".parquet")
     return count_rows(path, split) if text <= CHEAP else None
 
 
 def find_files(path: str) -> list[Path] | None:
-    """The data files of a source, downloaded if it is an address; None if it has none: embedded, or on the Hub."""
+    """Find the data files of a source, downloading an address; None for the embedded set and Hub datasets."""
     if path == EMBEDDED:
         return None
     if is_remote(path):
@@ -82,14 +82,12 @@ def find_files(path: str) -> list[Path] | None:
     if file.is_dir():
         return files_in(file)
     if file.exists() or path.startswith((".", "/", "~")) or file.suffix in ENDINGS:
-        raise UserError(
-            f"{path}: there is no such data file; a relative path is looked up from where the command is started."
-        )
+        raise UserError(f"{path}: there is no such data file; a relative path starts at the working directory.")
     return None
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The data files of a folder, by name; anything else in it but a README, a licence and hidden files is an error."""
+    """List the data files of a folder by name; raise an error for others except README, licence and hidden files."""
     try:
         found = sorted(entry for entry in folder.iterdir() if not entry.name.startswith((".", "_")))
     except OSError as error:
@@ -97,16 +95,16 @@ def files_in(folder: Path) -> list[Path]:
     found = [entry for entry in found if entry.is_dir() or entry.stem.upper() not in ("README", "LICENSE", "LICENCE")]
     if others := [entry.name for entry in found if entry.is_dir() or entry.suffix not in ENDINGS]:
         raise UserError(
-            f"{folder} holds {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}; expected only files that "
-            f"end in {', '.join(ENDINGS)}. Move the others out, or name a file instead of the folder."
+            f"{folder} has {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}; expected only files that "
+            f"end in {', '.join(ENDINGS)}. Move the others out, or give a file instead of the folder."
         )
     if not found:
-        raise UserError(f"{folder} is a folder without a data file; expected files that end in {', '.join(ENDINGS)}.")
+        raise UserError(f"{folder} has no data file; expected files that end in {', '.join(ENDINGS)}.")
     return found
 
 
 def data_key(path: str, split: str) -> str:
-    """Identity of a source's rows: its files' content, the generator's version, or a Hub dataset's commit."""
+    """Identify a source's rows by the content of its files, the generator's version, or a Hub dataset's commit."""
     if path == EMBEDDED:
         return f"{path}@{PROBLEMS_VERSION}/{split}"
     if (files := find_files(path)) is None:
@@ -118,7 +116,7 @@ def data_key(path: str, split: str) -> str:
 
 
 def settle_commit(path: str, split: str, key: Any) -> str | None:
-    """The commit of a Hub dataset for a run, whose earlier `key` of these rows may name one; None for other sources."""
+    """Choose the commit of a Hub dataset for a run, perhaps from its earlier `key`; None for other sources."""
     if path == EMBEDDED or is_remote(path) or find_files(path):
         return None
     earlier = re.fullmatch(rf"{re.escape(path)}@(\w+)/{re.escape(split)}", str(key))

@@ -1,6 +1,6 @@
-"""One data file -> its rows: JSON lines, a JSON list, CSV, TSV (each also .gz or .zst) or Parquet.
+"""Read the rows of one data file: JSON lines, a JSON list, CSV, TSV (each also .gz or .zst) or Parquet.
 
-Rows come one at a time: only a JSON list has to fit in memory.
+Rows are read one at a time: only a JSON list must fit in memory.
 """
 
 import codecs
@@ -18,15 +18,15 @@ from typing import IO, Any
 from weakdriven.errors import UserError
 
 TABLES = {".csv": ",", ".tsv": "\t"}
-"""Ending to what separates the fields of a line."""
+"""Field separators by file ending."""
 ENDINGS = (".jsonl", ".json", *TABLES, ".gz", ".zst", ".parquet")
 FIELD_LIMIT = 1 << 30
-"""Characters of one field of a table; Python's own limit of 131,072 is shorter than many completions."""
+"""Maximum of characters in a field of a table; Python's default of 131,072 is shorter than many completions."""
 Row = dict[str, Any]
 
 
 def kind(file: Path) -> str:
-    """The ending that decides how a file is read; any other than ours means JSON lines.
+    """Return the ending that decides how a file is read; unknown endings mean JSON lines.
 
     >>> kind(Path("a.csv.gz")), kind(Path("a.parquet")), kind(Path("a.txt"))
     ('.csv', '.parquet', '.jsonl')
@@ -36,7 +36,7 @@ def kind(file: Path) -> str:
 
 
 def read_file(file: Path, start: int = 0) -> Iterator[Row | UserError]:
-    """The rows after the first `start`; a line that is not a row gives its error instead of raising it.
+    """Read the rows after the first `start`, but yield errors of single rows and do not raise them.
 
     Skipped lines of JSONL are not parsed. An error of the whole file (a damaged archive) is raised.
     """
@@ -53,7 +53,7 @@ def read_file(file: Path, start: int = 0) -> Iterator[Row | UserError]:
 
 
 def count_file(file: Path) -> int:
-    """Number of rows, without parsing lines of JSONL."""
+    """Count rows without parsing lines of JSONL."""
     if kind(file) == ".jsonl":
         return sum(1 for _ in _numbered_lines(file))
     if kind(file) == ".parquet":
@@ -76,10 +76,10 @@ def _open(file: Path) -> IO[bytes]:
 
 @contextmanager
 def _readable(file: Path, kind: str) -> Iterator[None]:
-    """Name the file in an error of the disk, an archive or a parser; Arrow's own errors are ValueErrors."""
+    """Add the file's name to errors of the disk, an archive or a parser; Arrow's own errors are ValueErrors."""
     try:
         yield
-    except UserError:  # is a ValueError too, and names the file
+    except UserError:  # a ValueError that already names the file
         raise
     except (OSError, ValueError, EOFError, zlib.error, csv.Error, RecursionError) as error:
         advice = "; save the file as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
@@ -87,7 +87,7 @@ def _readable(file: Path, kind: str) -> Iterator[None]:
 
 
 def _numbered_lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not blank."""
+    """Yield the lines of a file that are not blank, with their numbers."""
     with _readable(file, "JSON lines"), _open(file) as lines:
         for number, line in enumerate(lines, start=1):
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
@@ -103,17 +103,17 @@ def _json_line(line: bytes, file: Path, number: int) -> Row:
     except (ValueError, RecursionError) as error:
         expected = f"; expected JSON lines, or a file that ends in {', '.join(ENDINGS)}"
         unknown = "" if file.suffix in ENDINGS else expected
-        # json counts lines from the start of this one
+        # json counts lines from the start of this line
         reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise UserError(f"{file}, line {number} is not JSON: {reason}{unknown}.") from None
     return _object(row, file, number)
 
 
 def _json_list(file: Path) -> Iterator[Row]:
-    with _readable(file, "a JSON list (rows on lines of their own are .jsonl)"), _open(file) as data:
+    with _readable(file, "a JSON list (for one row per line, use .jsonl)"), _open(file) as data:
         rows = json.loads(data.read().decode("utf-8-sig"))
     if not isinstance(rows, list):
-        raise UserError(f"{file}: expected a list of rows, found {type(rows).__name__}; rows on lines are .jsonl.")
+        raise UserError(f"{file}: expected a list of rows, found {type(rows).__name__}; one row per line is .jsonl.")
     return (_object(row, file, number) for number, row in enumerate(rows, start=1))
 
 
@@ -124,7 +124,7 @@ def _object(row: Any, file: Path, number: int) -> Row:
 
 
 def _table(file: Path) -> Iterator[Row | UserError]:
-    """Rows of CSV or TSV, whose first line names the fields; all values are texts, and an empty one is null."""
+    """Read CSV or TSV whose first line names the fields; all values are strings, and empty ones are null."""
     csv.field_size_limit(max(csv.field_size_limit(), FIELD_LIMIT))
     expected = f"{kind(file)[1:].upper()} with the names of its fields in the first line"
     with (
@@ -136,14 +136,14 @@ def _table(file: Path) -> Iterator[Row | UserError]:
         names = next(table, [])
         if len({*names} - {""}) < len(names):
             found = ", ".join(map(repr, names))
-            raise ValueError(f"its first line is {found}, where every field needs its own name")
+            raise ValueError(f"its first line is {found}; every field needs a unique name")
         for values in filter(None, table):
             if len(values) == len(names):
                 yield {name: value or None for name, value in zip(names, values, strict=True)}
             else:
                 yield UserError(
                     f"{file}, line {table.line_num}: found {len(values)} fields, but the first line names "
-                    f"{len(names)}; put texts that hold the separator, quotes or line breaks into double quotes."
+                    f"{len(names)}; quote texts that contain the separator, quotes or line breaks."
                 )
 
 

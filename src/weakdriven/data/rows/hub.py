@@ -1,4 +1,4 @@
-"""Datasets on the Hub, each read at one commit in a whole run, so that the rows are those of their key.
+"""Datasets on the Hub, each read at a single commit in a run, so that the rows match their key.
 
 A dataset is written `owner/name`, `owner/name:configuration`, and either with `@revision`: a branch, tag or commit.
 """
@@ -17,15 +17,15 @@ from weakdriven.errors import UserError
 logger = logging.getLogger(__name__)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 UNKNOWN = "cached"
-"""What earlier versions wrote into a key in place of a commit, where the Hub did not answer."""
+"""Written into keys by earlier versions in place of a commit when the Hub did not respond."""
 PATIENCE = 60
-"""Seconds in which the Hub has to name a commit."""
+"""Seconds for the Hub to return a commit."""
 _COMMITS: dict[str, str] = {}
-"""The commit of each dataset that this process has a key of."""
+"""Commit of each dataset that this process has made a key of."""
 
 
 def name_parts(path: str) -> tuple[str, str, str | None]:
-    """Name, configuration and revision of a dataset.
+    """Split a dataset's path into name, configuration and revision.
 
     >>> name_parts("openai/gsm8k:main@v1"), name_parts("openai/gsm8k")
     (('openai/gsm8k', 'main', 'v1'), ('openai/gsm8k', '', None))
@@ -37,10 +37,10 @@ def name_parts(path: str) -> tuple[str, str, str | None]:
 
 @cache
 def network_fault() -> str:
-    """Why the Hub cannot be reached, or nothing; called before the Hub is.
+    """Return why the Hub cannot be reached, or nothing; called before each access.
 
-    If its name cannot be resolved, only the local caches are used from then on, because the Hub's client would try
-    every request six times. A network that is slow or fails keeps these tries.
+    If the Hub's name cannot be resolved, use only the local caches from then on, because the Hub's client would try
+    every request six times. If the network is slow or fails otherwise, these retries remain.
     """
     from huggingface_hub import constants
 
@@ -56,7 +56,7 @@ def network_fault() -> str:
 
 
 def commit_of(path: str) -> str:
-    """The commit at which this process reads a dataset, looked up once."""
+    """Return the commit at which this process reads a dataset, looked up once."""
     if path not in _COMMITS:
         _COMMITS[path] = find_commit(path)
     return _COMMITS[path]
@@ -67,15 +67,15 @@ def use_commit(path: str, commit: str) -> None:
 
 
 def find_commit(path: str, known: str | None = None) -> str:
-    """The newest commit of a dataset, or that of its revision.
+    """Find the newest commit of a dataset, or of its revision.
 
-    If the Hub does not answer: the `known` one, else without a revision that of the local cache.
+    If the Hub does not respond, use the `known` commit, else (without a revision) that of the local cache.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     name, config, revision = name_parts(path)
-    if known == UNKNOWN:  # whatever the newest commit is, it says nothing about those rows
+    if known == UNKNOWN:  # the newest commit may have other rows
         return known
     if revision and COMMIT.fullmatch(revision):
         return revision
@@ -87,19 +87,20 @@ def find_commit(path: str, known: str | None = None) -> str:
         if commit := known or (None if revision else _cached_commit(name, config)):
             where = "of the earlier run" if known else "in the local cache"
             logger.warning(
-                "The Hub does not name the newest commit of %s (%s); %s %s is used.", name, reason, commit, where
+                "The Hub did not return the newest commit of %s (%s); using %s %s.", name, reason, commit, where
             )
             return commit
         if isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError)):
             raise _no_rows(path, error) from error
         raise UserError(
-            f"{path} is not a local data file, and the Hub does not name the newest commit of that dataset ({reason}); "
-            "the local cache holds none. Run the same command again when the Hub answers, or give a data file."
+            f"{path} is not a local data file, and the Hub did not return the newest commit of that dataset "
+            f"({reason}); the local cache has none. Run the same command again when the Hub responds, or give a data "
+            "file."
         ) from error
 
 
 def hub_rows(path: str, split: str) -> Any:
-    """A split of a Hub dataset at the commit of its key, mapped from disk."""
+    """Open a split of a Hub dataset at the commit of its key, mapped from disk."""
     from datasets import load_dataset
 
     name, config, _ = name_parts(path)
@@ -107,19 +108,19 @@ def hub_rows(path: str, split: str) -> Any:
     if commit == UNKNOWN:
         raise UserError(
             f"The rows of {path} were read by an earlier version that did not record their commit, so they cannot be "
-            "read again. Delete the folder data of the run to read the newest ones; all that is made from them follows."
+            "read again. Delete the folder data of the run to read the newest ones; the stages after it run again."
         )
     revision = commit if COMMIT.fullmatch(commit) else None
     try:
         rows: Any = load_dataset(name, config or None, split=split, revision=revision)
     except Exception as error:
         raise _no_rows(path, error) from error
-    # where the Hub does not answer, `datasets` reads the newest commit in its cache
+    # if the Hub does not respond, `datasets` reads the newest commit in its cache
     found = {Path(file["filename"]).parent.name for file in getattr(rows, "cache_files", [])}
     if revision and (others := [one for one in found - {commit} if COMMIT.fullmatch(one)]):
         raise UserError(
-            f"{path} cannot be read at commit {commit}, because the Hub does not answer and the local cache holds "
-            f"{others[0]}; run the same command again when the Hub answers."
+            f"{path} cannot be read at commit {commit}, because the Hub does not respond and the local cache has "
+            f"{others[0]}; run the same command again when the Hub responds."
         )
     return rows
 
@@ -135,7 +136,7 @@ def _cached_commit(name: str, config: str) -> str | None:
 
 def _no_rows(path: str, error: Exception) -> UserError:
     return UserError(
-        f"{path} is neither a readable data file nor a dataset on the Hub ({error}). A branch, tag or commit is "
-        "written after an @, as owner/name@main; a dataset's configuration is written after a colon: "
+        f"{path} is neither a readable data file nor a dataset on the Hub ({error}). Write a branch, tag or "
+        "commit after an @, as in owner/name@main, and a dataset's configuration after a colon: "
         f"{name_parts(path)[0]}:configuration."
     )

@@ -1,6 +1,6 @@
 """Known layouts of training rows: `detect` finds a source's layout, `as_example` reads a row.
 
-A source whose fields have other names is read through `renamed`.
+`renamed` reads a source whose fields have other names.
 """
 
 import difflib
@@ -30,12 +30,12 @@ PARTS = {
     "Alpaca": ("instruction", "input", "system", "history", "output"),
     "text": ("text",),
 }
-"""Fields that each layout reads, besides id, domain, source and an answer."""
+"""Fields that each layout reads besides id, domain, source and an answer."""
 TAKEN = {
     "code": {"prompt", "solution", "completion", "instruct_prompt"},
     "question/solution": {"question", "solution"},
 }
-"""Fields that become the prompt or the completion; the others stay in meta, for graders."""
+"""Fields that become the prompt or the completion; the others stay in meta for graders."""
 REPLIES = {
     "code": ("solution", "completion"),
     "prompt/completion": ("completion",),
@@ -48,17 +48,17 @@ REPLIES = {
 COMMON = ("id", *GOLD_FIELDS, "domain", "source")
 """Fields of every layout."""
 DECIDING = ("messages", "conversations", "prompt", "question", "instruction", "text")
-"""Fields of which the first that a row has decides its layout."""
+"""The first of these fields that a row has decides its layout."""
 
 
 def check_fields(fields: Mapping[str, str], rows: Sequence[Row], path: str) -> None:
-    """Raise an error if `data.fields` gives a name that no layout has, or names a field that no row has."""
+    """Raise an error if `data.fields` renames to a field that no layout has, or from a field that no row has."""
     known = dict.fromkeys(name for names in (*PARTS.values(), COMMON) for name in names)
     for name in fields:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}."
-            raise UserError(f"{path}: data.fields names {name}, which is a field of no known layout; {hint}")
+            raise UserError(f"{path}: data.fields names {name}, which no known layout has; {hint}")
     found = dict.fromkeys(str(field) for row in rows for field in row)
     if missing := [field for field in fields.values() if field not in found]:
         raise UserError(
@@ -67,7 +67,7 @@ def check_fields(fields: Mapping[str, str], rows: Sequence[Row], path: str) -> N
 
 
 def renamed(row: Row, fields: Mapping[str, str]) -> Row:
-    """A row with our names for its fields; a deciding field of another layout than the named ones is left out.
+    """Rename the fields of a row to ours; omit deciding fields of layouts other than the named one.
 
     >>> renamed({"q": "1+1?", "a": "2", "text": "1+1? 2", "id": 7}, {"prompt": "q", "completion": "a"})
     {'id': 7, 'prompt': '1+1?', 'completion': '2'}
@@ -82,16 +82,16 @@ class Layout(NamedTuple):
 
     name: str
     fields: tuple[str, ...]
-    """The fields of its rows that are read."""
+    """Fields that are read from its rows."""
 
     def refuse_other(self, row: Row, where: str) -> None:
-        """Raise an error for a row in another layout; a source has one."""
+        """Raise an error for a row in another layout; a source has a single layout."""
         found = layout_name(row)
         if found is None:
             raise unknown_layout(row, where)
         if found != self.name and not {found, self.name} <= {"messages", "AM-DeepSeek-R1-Distilled"}:
             raise UserError(
-                f"{where} is the first in another layout: found {found} (fields {', '.join(row)}), and the rows before "
+                f"{where} has another layout: found {found} (fields {', '.join(row)}), but the rows before "
                 f"it are {self.name}; put rows of different layouts into different files."
             )
 
@@ -99,9 +99,9 @@ class Layout(NamedTuple):
 def detect(
     rows: Sequence[Row], path: str = "rows", *, needs_completion: bool = True, places: Iterable[str] | None = None
 ) -> Layout:
-    """The layout of a source's first rows; rows of several layouts, or of none, are an error that names their place."""
+    """Detect the layout of a source's first rows; raise an error for rows of several layouts or of none."""
     if not rows:
-        raise UserError(f"{path}: there is no row to train on.")
+        raise UserError(f"{path}: there are no rows to train on.")
     name = layout_name(rows[0]) or ""
     for place, row in zip(places or (f"{path}, row {number}" for number in count(1)), rows, strict=False):
         Layout(name, ()).refuse_other(row, place)
@@ -110,7 +110,7 @@ def detect(
     found = any(field in present for field in replies) or any(rationale(row)[0] for row in rows)
     if needs_completion and not found:
         raise UserError(
-            f"{path}: there is no completion to learn from: found the fields {', '.join(present)}, which are "
+            f"{path}: there is no completion to train on: found the fields {', '.join(present)}, which are "
             f"{name} without {' or '.join(replies)}; add it."
         )
     known = (*PARTS[name], *COMMON)
@@ -118,7 +118,7 @@ def detect(
 
 
 def layout_name(row: Row) -> str | None:
-    """The first layout that fits the fields of a row; fields that are null count only if nothing else fits."""
+    """Return the first layout that fits the fields of a row; null fields count only if nothing else fits."""
     filled = {name: value for name, value in row.items() if value is not None}
     return _named(filled) or _named(row)
 
@@ -141,12 +141,12 @@ def _named(row: Row) -> str | None:
 def unknown_layout(row: Row, where: str) -> UserError:
     return UserError(
         f"{where}: found the fields {', '.join(map(str, row)) or 'none'}; expected {EXPECTED}. "
-        "Fields with other names are named by data.fields: {prompt: input, completion: target}."
+        "Rename other fields with data.fields: {prompt: input, completion: target}."
     )
 
 
 def as_example(row: Row, number: int, path: str, *, needs_completion: bool = True, domain: str = "") -> Example:
-    """Read one row in any known layout; its number replaces a missing id, and `domain` a missing domain."""
+    """Read a row in any known layout; its number replaces a missing id, and `domain` a missing domain."""
     where = f"{path}, row {number}"
     if (name := layout_name(row)) is None:
         raise unknown_layout(row, where)
@@ -159,7 +159,7 @@ def as_example(row: Row, number: int, path: str, *, needs_completion: bool = Tru
     if name != "text" and not asked:
         raise UserError(f"{where}: the prompt is empty; every row needs one.")
     if len(replies) > 1 or any(reply["role"] != "assistant" for reply in replies):
-        raise UserError(f"{where}: the completion has to be one message of the assistant; found {len(replies)} others.")
+        raise UserError(f"{where}: the completion must be a single message of the assistant; found {len(replies)}.")
     info = info_of(row.get("messages"))
     source = row.get("source") or info.get("source")
     if isinstance(row.get("source"), str | None):
@@ -186,7 +186,7 @@ def as_example(row: Row, number: int, path: str, *, needs_completion: bool = Tru
         return example
     if needs_completion:
         raise UserError(
-            f"{where}: there is no completion to learn from; give it one, remove the row, or leave such rows out with "
+            f"{where}: there is no completion to train on; add it, remove the row, or drop such rows with "
             "data.empty_completions=drop."
         )
     return replace(example, completion="", all_turns=False)
@@ -222,22 +222,20 @@ def _prompt_and_replies(name: str, row: Row, domain: str, where: str) -> tuple[l
 
 
 def rationale(row: Row) -> tuple[str, str | None]:
-    """Solution and final answer of a row of openai/gsm8k, which has both in `answer`."""
+    """Split the `answer` of a row of openai/gsm8k into solution and final answer."""
     text, mark, final = row["answer"].rpartition("\n####") if isinstance(row.get("answer"), str) else ("", "", "")
     return (text.strip(), final.strip().replace(",", "")) if mark else ("", None)
 
 
 def refuse_wrong_options(options: Any, where: str) -> None:
-    """Raise an error unless options are a list of texts, no more than there are letters."""
+    """Raise an error unless options are a list of strings, at most as many as letters."""
     good = options is None or (
         isinstance(options, list)
         and len(options) <= len(LETTERS)
         and all(isinstance(option, str | int | float) and str(option).strip() for option in options)
     )
     if not good:
-        raise UserError(
-            f"{where}: expected options as a list of texts, {len(LETTERS)} at most, found {options!r:.100}."
-        )
+        raise UserError(f"{where}: expected options as a list of at most {len(LETTERS)} texts, found {options!r:.100}.")
 
 
 def _text(row: Row, field: str, where: str) -> str:

@@ -1,7 +1,7 @@
-"""Several sources as one: how many rows of each, which ones, and in what order.
+"""Mix several sources: how many rows of each, which rows, and in what order.
 
-Everything here follows from the sources and their weights alone, never from a recipe's seed: all methods and all seeds
-of a comparison train on the same rows.
+The mixture depends only on the sources and their weights, never on a recipe's seed: all methods and all seeds of a
+comparison train on the same rows.
 """
 
 import math
@@ -21,24 +21,24 @@ from weakdriven.errors import UserError
 
 SEED = 0
 SEPARATOR = "/"
-"""Between the name of a source and the id of a row in it."""
+"""Separates the name of a source from the id of a row."""
 
 
 def rows_of_each(rows: Sequence[int], weights: Sequence[float] | None) -> list[int]:
-    """Rows of each source in the largest mixture with these shares that repeats no row; without weights, all.
+    """Count the rows of each source in the largest mixture with these shares that repeats no row; all without weights.
 
     >>> rows_of_each([1000, 100], [3, 1]), rows_of_each([1000, 1000], [0.9, 0.3]), rows_of_each([5, 7], None)
     ([300, 100], [1000, 333], [5, 7])
     """
     if weights is None:
         return list(rows)
-    shares = [Fraction(str(weight)) for weight in weights]  # 0.3 as written, not as the nearest binary fraction
+    shares = [Fraction(str(weight)) for weight in weights]  # exact decimals: 0.3 and not the nearest binary fraction
     most = min(count / share for count, share in zip(rows, shares, strict=True))
     return [math.floor(most * share) for share in shares]
 
 
 def source_names(paths: Sequence[str]) -> list[str]:
-    """A short name for each source, made of the end of its path.
+    """Make a short name for each source from the end of its path.
 
     >>> source_names(["a/chats.jsonl.gz", "b/chats.csv", "openai/gsm8k:main", "more/"])
     ['chats', 'chats-2', 'gsm8k:main', 'more']
@@ -59,7 +59,7 @@ def source_names(paths: Sequence[str]) -> list[str]:
 class Mixture:
     """Examples of several sources in one shuffled order; ids begin with the name of the source.
 
-    Without weights it holds all rows. With weights, some rows of each source, drawn without replacement.
+    Without weights it has all rows; with weights, rows drawn from each source without replacement.
     """
 
     sources: Sequence[Source]
@@ -71,7 +71,7 @@ class Mixture:
 
     @cached_property
     def rows(self) -> list[int]:
-        """Rows that each source has, up to its limit."""
+        """Rows of each source, up to its limit."""
         return [source.count() for source in self.sources]
 
     @cached_property
@@ -82,8 +82,8 @@ class Mixture:
             if not count:
                 smallest = min(self.rows)
                 raise UserError(
-                    f"{source.path} has so small a weight that the mixture holds none of its rows, because another "
-                    f"source has only {smallest:,}; raise its weight, or leave it out."
+                    f"{source.path} has such a small weight that the mixture has none of its rows, because another "
+                    f"source has only {smallest:,}; raise its weight, or omit it."
                 )
         return used
 
@@ -96,7 +96,7 @@ class Mixture:
         return [source.layout.name for source in self.sources]
 
     def described(self, count: int | None = None) -> str:
-        """The layout and the rows of each source, and how many of them are used."""
+        """Describe the layout and rows of each source, and how many rows are used."""
         lines = [f"{count or sum(self.used):,} rows of {len(self.sources)} sources"]
         for source, rows, used in zip(self.sources, self.rows, self.used, strict=True):
             lines.append(f"{source.path}: {source.described(rows)}, {used:,} used")
@@ -121,11 +121,11 @@ class Mixture:
             drawn = np.zeros(rows, dtype=np.uint8)
             drawn[np.random.default_rng([SEED, place + 1]).permutation(rows)[:used]] = 1
             yield from source.examples(drawn.tobytes())
-        raise UserError(f"{source.path} has fewer rows than a moment ago; leave it unchanged, and run again.")
+        raise UserError(f"{source.path} lost rows while it was read; leave it unchanged, and run again.")
 
 
 def open_sources(sources: Sequence[Mapping[str, Any]], **options: Any) -> Source | Mixture:
-    """One source as it is, several as a mixture; each has the arguments of `open_source`, and perhaps a weight."""
+    """Open one source as it is, or several as a mixture; each has the arguments of `open_source`, perhaps a weight."""
     opened = [
         open_source(**{name: value for name, value in one.items() if name != "weight"}, **options) for one in sources
     ]

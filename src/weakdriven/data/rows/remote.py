@@ -1,8 +1,8 @@
-"""Data files at an address (s3://, gs://, https://, hf:// and whatever else fsspec knows): downloaded once.
+"""Data files at an address (s3://, gs://, https://, hf:// and others that fsspec supports), downloaded once.
 
 The cache is addressed by content, like the Hub's: `blobs/<sha256><ending>` are files, and `refs/<hash of the
-address>.json` say which file an address gave last, with its version mark (ETag, checksum or time). A file that moves to
-another address therefore keeps its name here, and with it the keys of everything made from it.
+address>.json` records which file an address returned last, with its version mark (ETag, checksum or time). So a file
+that moves to another address keeps its name here, and with it the keys of everything made from it.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ COPY = "copy the file to this machine"
 DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 DRIVERS |= {"sftp": "paramiko", "ssh": "paramiko", "oss": "ossfs"}
 MARKS = ("ETag", "etag", "md5Hash", "md5", "checksum", "sha256", "mtime", "LastModified", "last_modified", "updated")
-"""Names that file systems give to a file's checksum or the time of its last change."""
+"""Names in file systems for a file's checksum or the time of its last change."""
 BLOCK = 1 << 20
 
 
@@ -46,7 +46,7 @@ def cache_folder() -> Path:
 
 @cache
 def fetch(address: str) -> Path:
-    """The local copy of an address; checked once in a process, and downloaded only if it is new."""
+    """Return the local copy of an address; check it once per process, and download it only if it changed."""
     system, place = open_system(address)
     ref = cache_folder() / "refs" / f"{hashlib.sha256(address.encode()).hexdigest()}.json"
     old = read_json(ref) if ref.exists() else {}
@@ -58,7 +58,7 @@ def fetch(address: str) -> Path:
         raise UserError(f"{without_login(address)}: there is no such file; check the address.") from None
     except Exception as error:  # every driver has its own exceptions
         if have:
-            logger.warning("%s cannot be reached; the copy fetched before is used.", without_login(address))
+            logger.warning("%s cannot be reached; using the earlier copy.", without_login(address))
             return cached
         raise unreachable(address, error) from None
     if found.get("type") == "directory":
@@ -70,7 +70,7 @@ def fetch(address: str) -> Path:
 
 
 def _download(system: Any, place: str, address: str, ref: Path, facts: dict[str, Any]) -> Path:
-    """Download to a blob, hashed on the way; blob and reference are renamed into place when they are complete."""
+    """Download to a blob while hashing; rename blob and reference into place when complete."""
     blobs = cache_folder() / "blobs"
     for folder in (blobs, ref.parent):
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def _download(system: Any, place: str, address: str, ref: Path, facts: dict[str,
                 raise
             raise unreachable(address, error) from None
         if size is not None and count != size:
-            raise UserError(f"{without_login(address)} was cut off: {count:,} of {size:,} bytes came; run again.")
+            raise UserError(f"{without_login(address)} was cut off after {count:,} of {size:,} bytes; run again.")
         sync(part)
         blob = blobs / (digester.hexdigest() + ending(place))
         write_json(Path(work) / "ref", {"address": without_login(address), "blob": blob.name, **facts})
@@ -97,7 +97,7 @@ def _download(system: Any, place: str, address: str, ref: Path, facts: dict[str,
 
 
 def open_system(address: str, *, instead: str = COPY) -> tuple[Any, str]:
-    """The file system of an address, and the place in it; errors end in what a user can do `instead`."""
+    """Open the file system of an address and return the place in it; errors end in what to do `instead`."""
     import fsspec.core
 
     scheme = address.partition("://")[0].lower()
@@ -120,7 +120,7 @@ class _Web:
 
     def info(self, address: str) -> dict[str, Any]:
         answer = httpx.head(address, follow_redirects=True, timeout=30)
-        if answer.status_code in (405, 501):  # a server that does not answer HEAD
+        if answer.status_code in (405, 501):  # a server that does not support HEAD
             return {}
         _refuse_status(answer)
         size = answer.headers.get("Content-Length", "")
@@ -140,7 +140,7 @@ def _refuse_status(answer: httpx.Response) -> None:
     if answer.status_code in (404, 410):
         raise FileNotFoundError(answer.status_code)
     if answer.status_code >= 400:
-        raise ConnectionError(f"the server answers {answer.status_code} {answer.reason_phrase}")
+        raise ConnectionError(f"the server returned {answer.status_code} {answer.reason_phrase}")
 
 
 def unreachable(address: str, error: Exception, instead: str = COPY) -> UserError:
@@ -151,7 +151,7 @@ def unreachable(address: str, error: Exception, instead: str = COPY) -> UserErro
 
 
 def reason(address: str, error: Exception) -> str:
-    """A driver's error in one line, without the secrets of the address.
+    """Format a driver's error as one line without the secrets of the address.
 
     >>> reason("s3://me:pa55@bucket/x", ValueError("no bucket me:pa55@bucket"))
     'ValueError: no bucket me:…@bucket'
@@ -165,7 +165,7 @@ def reason(address: str, error: Exception) -> str:
 
 
 def ending(place: str) -> str:
-    """The file ending that decides how a file is read, and nothing else of its name.
+    """Return the file ending that decides how a file is read, without the rest of its name.
 
     >>> ending("bucket/train.jsonl.gz"), ending("x/rows.parquet?version=3"), ending("x/..."), ending("x/a.b/c")
     ('.jsonl.gz', '.parquet', '', '')

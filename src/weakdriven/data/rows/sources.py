@@ -1,4 +1,4 @@
-"""A data source as Examples: its rows (`files.py`), in the layout of the first ones (`layouts.py`)."""
+"""Read a data source as Examples: its rows (`files.py`) in the layout of the first ones (`layouts.py`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ FIRST_ROWS = 20
 
 @dataclass(frozen=True)
 class Source:
-    """Examples that are read anew at each iteration; only their ids are kept in memory."""
+    """Examples that are read anew in each iteration; only their ids stay in memory."""
 
     path: str
     split: str
@@ -25,13 +25,13 @@ class Source:
     empty_completions: str
     layout: Layout
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Field of a layout to the field of the source that it is read from."""
+    """Maps fields of a layout to the fields of the source that they are read from."""
 
     def __iter__(self) -> Iterator[Example]:
         return self.examples()
 
     def examples(self, drawn: Sequence[int] | None = None) -> Iterator[Example]:
-        """All examples, or those whose place is 1 in `drawn`; the other rows are not judged."""
+        """Read all examples, or those marked with 1 in `drawn`; the other rows are not checked."""
         seen: dict[str, int] = {}
         rows = islice(numbered_rows(self.path, self.split), self.limit)
         for count, (file, number, row) in enumerate(rows, start=1):
@@ -51,12 +51,12 @@ class Source:
         return [self.layout.name]
 
     def described(self, count: int | None) -> str:
-        """The layout, and the number of rows if it is known."""
+        """Describe the layout, and the number of rows if known."""
         many = "" if count is None else f", {count:,} rows"
         return f"layout {self.layout.name} (fields {', '.join(self.layout.fields)}){many}"
 
     def count(self) -> int:
-        """Number of examples, if all can be read."""
+        """Count the examples by reading all."""
         rows = count_rows(self.path, self.split)
         return rows if self.limit is None else min(rows, self.limit)
 
@@ -73,10 +73,10 @@ def open_source(
     """Detect the layout of a source from its first rows; the others are not read yet.
 
     Args:
-        fields: Field of a layout to the field of the source that it is read from.
-        domain: Domain of rows that name none: math, code or logic.
+        fields: Maps fields of a layout to the fields of the source that they are read from.
+        domain: Domain of rows without one: math, code or logic.
         empty_completions: With `drop`, rows without a completion become examples with an empty one, which the caller
-            counts; else they are an error.
+            counts; else they raise an error.
     """
     first = list(islice(numbered_rows(path, split), FIRST_ROWS if limit is None else min(limit, FIRST_ROWS)))
     places = [f"{file}, row {number}" for file, number, _ in first]
@@ -89,5 +89,5 @@ def open_source(
 
 
 def load_examples(path: str, split: str = "train", limit: int | None = None, **options: Any) -> list[Example]:
-    """All examples of a source; an empty source or a repeated id is an error."""
+    """Load all examples of a source; raise an error for an empty source or a repeated id."""
     return list(open_source(path, split, limit, **options))

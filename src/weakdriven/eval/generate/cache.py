@@ -1,6 +1,6 @@
-"""Keys and values in tensors with room to spare, so that a new token is written into them and nothing is copied.
+"""A cache of keys and values with spare slots: a new token is written in place and nothing is copied.
 
-B = rows, K = heads that keep keys, L = tokens so far, M = tokens that a layer still keeps, S = slots, D = head width.
+B = rows, K = key-value heads, L = tokens so far, M = tokens that a layer still keeps, S = slots, D = head dimension.
 """
 
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 CHUNK = 128
-"""Slots are added in chunks: many would cost attention to empty ones, few would cost copies and CUDA graphs."""
+"""Slots are added in chunks: larger ones would attend to more empty slots, smaller ones need more copies and graphs."""
 UNSEEN = float("-inf")
 
 
 @dataclass(eq=False)
 class Slots:
-    """Where layers with one window put the next token (in the slot of the one that leaves it), and what it looks at."""
+    """For layers with one window: the slot of the next token (in place of the oldest) and the attention mask."""
 
     window: int | None
     mask_B11S: Tensor
-    """Added to the scores."""
+    """Added to the attention scores."""
     next_1: Tensor
 
 
@@ -44,7 +44,7 @@ class SlotLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        raise NotImplementedError("The masks over slots are made beforehand.")
+        raise NotImplementedError("The masks over slots are made in advance.")
 
     def get_seq_length(self) -> int:
         raise NotImplementedError("The cache knows its length.")
@@ -59,11 +59,11 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """Takes over what the prompts left in a model's own cache, which is empty afterwards.
+    """Takes the prompts' keys and values out of a model's own cache, which is empty afterwards.
 
     Args:
-        mask_BL: 1 where a prompt has a token, 0 where it is padded on the left.
-        dtype: Of the model, for the masks.
+        mask_BL: 1 for each token of a prompt, 0 for padding on the left.
+        dtype: Dtype of the model, for the masks.
     """
 
     def __init__(self, past: DynamicCache, mask_BL: Tensor, dtype: torch.dtype):
@@ -87,7 +87,7 @@ class SlotCache(Cache):
         super().__init__(layers=layers)
 
     def make_room(self) -> bool:
-        """Have a slot for one more token; true where tensors had to move."""
+        """Make sure that there is a slot for one more token; return whether tensors were moved."""
         moved = False
         for slots in self.kinds.values():
             if (more := slots_for(self.length + 1, slots.window) - slots.mask_B11S.shape[3]) > 0:
@@ -101,12 +101,12 @@ class SlotCache(Cache):
         return moved
 
     def room_left(self) -> int:
-        """Tokens that can be written before tensors have to move; a window that is full never asks for more."""
+        """Count the tokens that fit before tensors must move; a full window never needs more."""
         rooms = [(slots.mask_B11S.shape[3], slots.window) for slots in self.kinds.values()]
         return min((room - self.length for room, window in rooms if room != window), default=CHUNK)
 
     def open(self) -> None:
-        """Let the next token have a slot and be seen."""
+        """Assign a slot to the next token and unmask it."""
         for slots in self.kinds.values():
             slots.next_1 = self.length_1 if slots.window is None else self.length_1 % slots.window
             slots.mask_B11S.index_fill_(3, slots.next_1, 0.0)
@@ -125,7 +125,7 @@ def window_of(layer: Any) -> int | None:
 
 
 def is_ordinary(past: Any) -> bool:
-    """Keys and values of every layer, all of them or those of one window, and nothing else."""
+    """Return whether a cache has only keys and values, of all tokens or of one window size, in every layer."""
     if type(past) is not DynamicCache or past.offloading:
         return False
     windows = {window_of(layer) for layer in past.layers} - {None}
@@ -143,6 +143,6 @@ def slots_for(length: int, window: int | None) -> int:
 
 
 def spread(kept_BKMD: Tensor, slot_M: Tensor, room: int) -> Tensor:
-    """Zeros elsewhere: what is not seen is still multiplied by its weight of 0."""
+    """Move keys or values to their slots; fill the others with zeros, because attention multiplies them by 0."""
     B, K, _, D = kept_BKMD.shape
     return kept_BKMD.new_zeros(B, K, room, D).index_copy_(2, slot_M, kept_BKMD)

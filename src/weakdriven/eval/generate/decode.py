@@ -1,6 +1,6 @@
-"""One more token for every row of a batch, with the model's own cache or with slots of nearly constant shape.
+"""Generate one more token for every row of a batch, with the model's own cache or with a slot cache.
 
-B = rows that are still being written, L = their length so far, V = vocabulary.
+B = unfinished rows, L = their length so far, V = vocabulary.
 """
 
 from collections.abc import Collection
@@ -18,11 +18,11 @@ from weakdriven.eval.generate.cache import SlotCache, is_ordinary
 def read_prompts(
     model: PreTrainedModel, known: Collection[str], ids_BL: Tensor, mask_BL: Tensor
 ) -> tuple[Tensor, "OwnCache | InSlots"]:
-    """Logits after each prompt, which is padded on the left, and a decoder; `known` are the arguments of forward."""
+    """Return the logits after each left-padded prompt, and a decoder; `known` are the arguments of forward."""
     position_BL = (mask_BL.cumsum(1) - 1).clamp(min=0)
     output = forward(model, known, ids_BL, mask_BL, position_ids=position_BL)
     if (past := getattr(output, "past_key_values", None)) is None:
-        raise UserError(f"{type(model).__name__} keeps no ordinary cache of its past; use the vllm engine for it.")
+        raise UserError(f"{type(model).__name__} returns no past_key_values; use the vllm engine for it.")
     kind = InSlots if can_use_slots(model, known, past) else OwnCache
     return output.logits[:, -1].float(), kind(model, known, past, mask_BL, position_BL[:, -1:] + 1)
 
@@ -33,9 +33,9 @@ def forward(model: PreTrainedModel, known: Collection[str], ids_BL: Tensor, mask
 
 
 def can_use_slots(model: PreTrainedModel, known: Collection[str], past: Any) -> bool:
-    """Whether this model takes masks that are made beforehand, and needs nothing but keys and values.
+    """Return whether this model accepts masks made in advance, and caches nothing but keys and values.
 
-    transformers' own `generate` makes them beforehand for the models that it marks as compilable, in the same form.
+    For models marked as compilable, transformers' own `generate` makes such masks in advance in the same form.
     """
     config: Any = model.config
     prepared = config._attn_implementation == NAME and model._can_compile_fullgraph
@@ -49,19 +49,19 @@ def can_use_slots(model: PreTrainedModel, known: Collection[str], past: Any) -> 
 
 
 class OwnCache:
-    """The model's own cache, and masks that it makes from which tokens there are."""
+    """The model's own cache; the model makes its masks from the attention mask of tokens."""
 
     repeats = False
-    """Whether a step does the same work on the same tensors as the one before."""
+    """Whether all steps do the same work on the same tensors."""
 
     def __init__(self, model: PreTrainedModel, known: Collection[str], past: Any, mask_BL: Tensor, position_B1: Tensor):
         self.model, self.known, self.past = model, known, past
         self.mask_BL, self.position_B1 = mask_BL, position_B1
         self.can_drop_rows = all(hasattr(layer, "batch_select_indices") for layer in getattr(past, "layers", [None]))
-        """Not those of layers with a state instead of keys and values (hybrid models)."""
+        """False for layers that keep a state instead of keys and values (hybrid models)."""
 
     def step(self, ids_B1: Tensor) -> Tensor:
-        """Logits after one more token in each row."""
+        """Return the logits after one more token in each row."""
         self.mask_BL = torch.cat([self.mask_BL, self.mask_BL.new_ones(len(self.mask_BL), 1)], dim=1)
         inputs = {"position_ids": self.position_B1, "past_key_values": self.past}
         output = forward(self.model, self.known, ids_B1, self.mask_BL, **inputs)
@@ -82,7 +82,7 @@ class OwnCache:
 
 
 class InSlots:
-    """Keys and values in slots; a step changes tensors in place and looks at none of their values."""
+    """A slot cache; a step changes tensors in place and does not depend on their values."""
 
     repeats = can_drop_rows = True
 
@@ -92,7 +92,7 @@ class InSlots:
         self.make_room, self.room_left = self.past.make_room, self.past.room_left
 
     def step(self, ids_B1: Tensor) -> Tensor:
-        """Logits after one more token in each row."""
+        """Return the logits after one more token in each row."""
         self.past.open()
         kinds = self.past.kinds.items()
         masks = {"full_attention" if window is None else "sliding_attention": s.mask_B11S for window, s in kinds}
@@ -113,5 +113,5 @@ class InSlots:
         self.position_B1 = self.position_B1[rows]
 
     def count(self) -> None:
-        """A step has been done, perhaps by a graph that runs no Python."""
+        """Count a finished step; a CUDA graph may have done it without running Python."""
         self.past.length += 1

@@ -1,4 +1,4 @@
-"""Repeat a step from a CUDA graph, without running Python and without launching each kernel."""
+"""Replay a step as a CUDA graph, without running Python or launching kernels one by one."""
 
 import contextlib
 import logging
@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 WORTH = 16
-"""Capture a graph only if this many steps on the same tensors are left; a capture takes as long as two or three."""
+"""Capture a graph only if at least this many steps remain on the same tensors; a capture costs two or three steps."""
 given_up: list[str] = []
-"""Why this process captures no more graphs: torch does not clean up everything after a failed capture."""
+"""Why this process captures no more graphs: torch does not clean up completely after a failed capture."""
 logger = logging.getLogger(__name__)
 
 
 class Repeated:
-    """Calls `step`, or replays a graph of it when that is faster.
+    """Calls `step`, or replays a graph of it if that is faster.
 
     Args:
-        step: Changes tensors in place and may return one. Its Python must not matter beyond the first call, and a call
-            that failed halfway can be made again.
-        device: Where it runs, if its calls do the same work on the same tensors; only CUDA devices have graphs.
+        step: Changes tensors in place and may return one. Its Python code must matter only on the first call, and a
+            call that failed halfway must be repeatable.
+        device: Device of the step if all calls do the same work on the same tensors; only CUDA devices have graphs.
     """
 
     def __init__(self, step: Callable[[], Any], device: torch.device | None):
@@ -30,11 +30,11 @@ class Repeated:
         self.graph: Any = None
         self.output: Any = None
         self.before: Any = None
-        """The graph before and its memory, kept until the next capture has taken the memory over."""
+        """The previous graph and its memory, kept until the next capture has taken over the memory."""
         self.stream: Any = None
 
     def __call__(self, left: int) -> Any:
-        """One step; `left` counts the steps on these tensors from here on, this one included."""
+        """Do one step; `left` counts the remaining steps on these tensors, including this one."""
         if self.graph is None and left >= WORTH and has_graphs(self.device) and not given_up:
             if not self.warm:
                 return self.warm_up()
@@ -45,14 +45,14 @@ class Repeated:
         return self.output
 
     def forget(self) -> None:
-        """Tensors have moved, so the graph would write to the wrong ones."""
+        """Drop the graph, because tensors have moved and it would write to the old ones."""
         self.before = self.graph or self.before
         self.graph, self.output, self.warm = None, None, False
 
     def warm_up(self) -> Any:
-        """An ordinary step on the stream of the captures, as libraries set themselves up when they are first used.
+        """Do an ordinary step on the stream of captures, because libraries initialize on first use.
 
-        A step that waits for the device cannot be captured, and shows itself here.
+        A step that synchronizes with the device cannot be captured and is detected here.
         """
         output = None
         with torch.cuda.device(self.device):
@@ -70,7 +70,7 @@ class Repeated:
         return self.step() if given_up else output
 
     def capture(self) -> None:
-        """Record a step without running it."""
+        """Capture a step without running it."""
         try:
             self.graph, self.output = captured(self.step, self.device, self.stream, self.before)
         except RuntimeError as error:
@@ -84,13 +84,13 @@ def has_graphs(device: torch.device | None) -> bool:
 
 def give_up(error: RuntimeError) -> None:
     given_up.append(str(error).strip().split("\n")[0])
-    logger.warning("Decoding continues without CUDA graphs, which are faster: %s", given_up[-1])
+    logger.warning("Decoding continues without CUDA graphs and is slower: %s", given_up[-1])
 
 
 @contextlib.contextmanager
 def waiting_forbidden() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this is a prototype
+        warnings.simplefilter("ignore")  # the API is a prototype
         mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -100,10 +100,10 @@ def waiting_forbidden() -> Iterator[None]:
 
 
 def captured(step: Callable[[], Any], device: Any, stream: Any, before: Any) -> tuple[Any, Any]:
-    """A graph of `step` with its memory pool, that of the graph before if there is one, and what `step` returns."""
+    """Return a graph of `step` with its memory pool (reusing the previous graph's), and the output of `step`."""
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle() if before is None else before[1]
     here = torch.cuda.current_stream(device)
-    # other threads may use the device meanwhile; a capture that fails does not give back our stream by itself
+    # other threads may use the device meanwhile; a failed capture does not restore our stream
     with torch.cuda.device(device), torch.cuda.stream(here):
         try:
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
@@ -112,6 +112,6 @@ def captured(step: Callable[[], Any], device: Any, stream: Any, before: Any) -> 
             with contextlib.suppress(Exception):  # torch before 2.12 leaves the pool open (pytorch#180395)
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             with contextlib.suppress(Exception), torch.cuda.graph(torch.cuda.CUDAGraph()):
-                torch.zeros(1, device=device)  # one that succeeds frees the random numbers that the other had taken
+                torch.zeros(1, device=device)  # a success releases the random state of the failed one
             raise
     return (graph, pool), output

@@ -1,6 +1,6 @@
-"""In-process generation with a transformers model: batches of similar length, whose finished rows are dropped.
+"""In-process generation with a transformers model, in batches of similar length; finished rows are dropped.
 
-B = rows that are still being written, L = length of the longest prompt, N = new tokens at most, V = vocabulary.
+B = unfinished rows, L = length of the longest prompt, N = maximum of new tokens, V = vocabulary.
 """
 
 import inspect
@@ -24,25 +24,25 @@ Batching = Literal["auto", "static", "continuous"]
 LARGEST_BATCH, LARGEST_CPU_BATCH = 512, 64
 PREFILL_TOKENS = 2**17
 CACHE_SHARE = 0.6
-"""Of the free memory, for the keys and values of a batch; the rest is for its activations."""
+"""Share of the free memory for the keys and values of a batch; the rest is for activations."""
 LOOK_EVERY = 16
-"""Steps on a GPU between two looks at which rows have ended: each look waits for the device."""
+"""Steps on a GPU between two checks for finished rows, each of which synchronizes with the device."""
 DROP_SHARE = 0.25
-"""Share of rows that must have ended before the cache is copied without them."""
+"""Share of rows that must be finished before the cache is copied without them."""
 CPU_PAGES, CPU_BATCH_TOKENS = 16, 512
-"""Of continuous batching without a device whose memory can be measured: it would take most of the machine's."""
+"""Limits of continuous batching on a CPU, where it would otherwise take most of the memory."""
 TOP = 1024
-"""Most probable tokens that nearly always hold `top_p` of the probability, so that few vocabularies are sorted."""
+"""Number of most probable tokens that nearly always contain `top_p`, so that few vocabularies are sorted fully."""
 
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """A loaded model.
+    """Generates with a loaded model.
 
     Args:
-        batch_size: Completions written together; unset, as many as the memory holds, up to 512 (64 on a CPU).
+        batch_size: Completions generated together; by default as many as memory allows, up to 512 (64 on a CPU).
         batching: `continuous` is transformers' paged continuous batching, greedy only, because its random numbers
-            depend on what else is in the batch; `auto` takes it where the model runs with flash attention.
+            depend on the rest of the batch; `auto` uses it if the model runs with flash attention.
     """
 
     model: PreTrainedModel
@@ -55,7 +55,7 @@ class LocalEngine:
         longest = max(len(request.ids) for request in requests)
         if room is not None and longest + sampling.max_new_tokens > room:
             raise UserError(
-                f"The longest prompt has {longest} tokens, which with {sampling.max_new_tokens} new ones is more than "
+                f"The longest prompt has {longest} tokens; with {sampling.max_new_tokens} new ones it exceeds "
                 f"the model's {room} positions; lower max_new_tokens."
             )
         self.model.eval()
@@ -91,7 +91,7 @@ class LocalEngine:
 
     def goes_continuously(self, sampling: Sampling) -> bool:
         if self.batching == "continuous" and sampling.temperature > 0:
-            raise UserError("Continuous batching cannot give each sample a seed of its own; use static batches.")
+            raise UserError("Continuous batching does not support a seed for each sample; use static batches.")
         config: Any = self.model.config
         flash = str(config._attn_implementation).startswith("flash") and self.model.dtype != torch.float32
         plain = set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
@@ -105,14 +105,14 @@ def complete_continuously(
     sampling: Sampling,
     report: Callable[[Mapping[int, list[int]]], None],
 ) -> None:
-    """Complete greedily by transformers' continuous batching; a request that failed is an error."""
+    """Complete greedily with transformers' continuous batching; raise an error if a request failed."""
     on_gpu = model.device.type == "cuda"
     settings = ContinuousBatchingConfig()
     if not on_gpu:
         longest = max(len(request.ids) for request in requests) + sampling.max_new_tokens
         pages, tokens = max(CPU_PAGES, 4 * -(-longest // 256)), max(CPU_BATCH_TOKENS, longest)
         settings = ContinuousBatchingConfig(num_blocks=pages, max_batch_tokens=tokens)
-    settings.auto_switch_to_flash = False  # keep the attention that was asked for
+    settings.auto_switch_to_flash = False  # keep the requested attention
     budget = sampling.max_new_tokens
     greedy = GenerationConfig(do_sample=False, max_new_tokens=budget, eos_token_id=[*sampling.stop_ids], pad_token_id=0)
     engine: Any = model
@@ -126,7 +126,7 @@ def complete_continuously(
             if (result is None and not manager.is_running()) or (result is not None and result.error is not None):
                 raise UserError(
                     f"transformers' continuous batching failed with {len(row_of)} of {len(requests)} requests open "
-                    f"({result.error if result else 'it stopped'}); what came is kept. Use eval.batching: static."
+                    f"({result.error if result else 'it stopped'}); finished ones are kept. Use eval.batching: static."
                 )
             if result is not None and result.is_finished():
                 report({row_of.pop(result.request_id): result.generated_tokens})
@@ -136,7 +136,7 @@ def complete_continuously(
 def written_rows(
     model: PreTrainedModel, requests: Sequence[Request], sampling: Sampling
 ) -> Iterator[dict[int, list[int]]]:
-    """Write one batch; yields new tokens by place in the batch, each place once, as rows end."""
+    """Generate one batch; yield the new tokens of rows as they end, by place in the batch, each place once."""
     device, budget = model.device, sampling.max_new_tokens
     width = max(len(request.ids) for request in requests)
     ids_BL = torch.tensor([[0] * (width - len(r.ids)) + r.ids for r in requests], device=device)
@@ -145,7 +145,8 @@ def written_rows(
     logits_BV, decoder = read_prompts(model, inspect.signature(model.forward).parameters, ids_BL, mask_BL)
     rows.take(logits_BV)
     del logits_BV
-    whole = sampling.temperature == 0 or sampling.top_p >= 1  # else choosing a token asks the device whether to sort
+    # with top_p, choosing a token asks the device whether to sort, which no graph can capture
+    whole = sampling.temperature == 0 or sampling.top_p >= 1
 
     def step() -> Tensor | None:
         logits_BV = decoder.step(rows.last_B1)
@@ -156,9 +157,7 @@ def written_rows(
     for count in range(1, budget + 1):
         if count == budget or count % look_every == 0:
             if bool(rows.broken_B.any()):
-                raise UserError(
-                    f"{type(model).__name__} gives logits that are not numbers; try attention eager or precision fp32."
-                )
+                raise UserError(f"{type(model).__name__} returns NaN logits; try attention eager or precision fp32.")
             gone_B = torch.ones_like(rows.ended_B) if count == budget else rows.ended_B
             if int(gone_B.sum()) >= max(1.0, (DROP_SHARE if decoder.can_drop_rows else 1.0) * len(gone_B)):
                 written = rows.tokens_BN[gone_B, :count].tolist()
@@ -178,7 +177,7 @@ def written_rows(
 
 
 class OpenRows:
-    """The rows that are still being written. A step changes these tensors in place, so a CUDA graph can repeat it."""
+    """The unfinished rows. A step changes these tensors in place, so that a CUDA graph can replay it."""
 
     def __init__(self, requests: Sequence[Request], sampling: Sampling, device: torch.device):
         B, N = len(requests), sampling.max_new_tokens
@@ -191,12 +190,12 @@ class OpenRows:
         self.ended_B = torch.zeros(B, dtype=torch.bool, device=device)
         self.broken_B = torch.zeros(B, dtype=torch.bool, device=device)
         self.uniform_BN: Tensor | None = None
-        if sampling.temperature > 0:  # from each request's own seed, whatever else is in the batch
+        if sampling.temperature > 0:  # from each request's own seed, independent of the batch
             uniform = [np.random.Generator(np.random.Philox(request.seed)).random(N) for request in requests]
             self.uniform_BN = torch.from_numpy(np.stack(uniform)).to(device)
 
     def take(self, logits_BV: Tensor) -> None:
-        """Choose the next token of each row."""
+        """Append the next token of each row."""
         uniform_B = None if self.uniform_BN is None else self.uniform_BN.index_select(1, self.step_1)[:, 0]
         token_B = choose(logits_BV, uniform_B, self.sampling)
         self.broken_B |= ~logits_BV.gather(1, token_B[:, None])[:, 0].isfinite()
@@ -212,7 +211,7 @@ class OpenRows:
 
 
 def choose(logits_BV: Tensor, uniform_B: Tensor | None, sampling: Sampling) -> Tensor:
-    """The next token of each row: the most probable one, or the one at which its random number falls.
+    """Choose the next token of each row: the most probable one, or the one at which its random number falls.
 
     >>> logits = torch.tensor([[2.0, 1.0, 0.0]]).repeat(3, 1)
     >>> choose(logits, torch.tensor([0.1, 0.7, 0.95]), Sampling(1, (), temperature=1.0)).tolist()
@@ -224,7 +223,7 @@ def choose(logits_BV: Tensor, uniform_B: Tensor | None, sampling: Sampling) -> T
     """
     if uniform_B is None:
         return logits_BV.argmax(-1)
-    likely_BV = logits_BV - logits_BV.amax(-1, keepdim=True)  # before the division, which may overflow
+    likely_BV = logits_BV - logits_BV.amax(-1, keepdim=True)  # before the division, to avoid an overflow
     if sampling.top_k is not None and sampling.top_k < likely_BV.shape[-1]:
         least_B1 = likely_BV.topk(sampling.top_k).values[:, -1:]
         likely_BV = likely_BV.masked_fill(likely_BV < least_B1, -torch.inf)
@@ -236,12 +235,12 @@ def choose(logits_BV: Tensor, uniform_B: Tensor | None, sampling: Sampling) -> T
         top_BK, index_BK = probability_BV.sort(descending=True)
     before_BK = top_BK.cumsum(-1) - top_BK
     kept_BK = top_BK.masked_fill(before_BK >= sampling.top_p, 0.0)
-    kept_BK[:, 0] = top_BK[:, 0]  # also where top_p is too small for a float
+    kept_BK[:, 0] = top_BK[:, 0]  # even if top_p underflows
     return index_BK.gather(1, drawn(kept_BK, uniform_B)[:, None])[:, 0]
 
 
 def drawn(weight_BK: Tensor, uniform_B: Tensor) -> Tensor:
-    """Where a number in [0, 1) falls among weights laid end to end; a weight of 0 is never hit."""
+    """Find where a number in [0, 1) falls among weights laid end to end; a weight of 0 is never hit."""
     end_BK = weight_BK.double().cumsum(-1)
     place_B = torch.searchsorted(end_BK, uniform_B.double()[:, None] * end_BK[:, -1:], right=True)[:, 0]
     last_B = weight_BK.shape[-1] - 1 - (weight_BK > 0).flip(-1).int().argmax(-1)
@@ -255,7 +254,7 @@ def as_completion(tokenizer: PreTrainedTokenizerBase, new: list[int], sampling: 
 
 
 def fitting_batch(model: PreTrainedModel, length: int) -> int:
-    """Rows of `length` tokens whose keys and values the free memory of the model's device holds."""
+    """Return how many rows of `length` tokens fit into the free memory by their keys and values."""
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
         free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
@@ -266,7 +265,7 @@ def fitting_batch(model: PreTrainedModel, length: int) -> int:
 
 
 def cache_bytes(model: PreTrainedModel) -> int:
-    """Bytes of keys and values for each token, all layers counted as full attention."""
+    """Return the bytes of keys and values per token, counting all layers as full attention."""
     parts = [getattr(model, name) for name in ("strong", "weak") if hasattr(model, name)] or [model]
     total = 0
     for part in parts:

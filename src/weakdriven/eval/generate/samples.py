@@ -1,4 +1,4 @@
-"""Samples on disk: each requested (item, number) is written once, before anything uses it."""
+"""Samples on disk: each requested (item, number) is written once before it is used."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from weakdriven.eval.generate.requests import Completion, Engine, Request, Sampl
 from weakdriven.runs.files import append_jsonl
 
 Row = dict[str, Any]
-"""id, sample, prompt, text, tokens, finish, perhaps reasoning; a grader adds its verdict."""
+"""id, sample, prompt, text, tokens, finish, perhaps reasoning; graders add their verdict."""
 Key = tuple[str, int]
 
 
@@ -35,7 +35,7 @@ def collect(
     seed: int,
     on_rows: Callable[[list[Row]], None],
 ) -> None:
-    """Append a row for each ask to `file`, and give it to `on_rows`; `engine` is called only if there are asks."""
+    """Append a row for each ask to `file`, and pass it to `on_rows`; call `engine` only if there are asks."""
 
     def keep(completions: Mapping[int, Completion]) -> None:
         rows = []

@@ -1,4 +1,4 @@
-"""Start a vLLM server of a model folder, in an environment of its own, and stop it for certain."""
+"""Start a vLLM server of a model folder in a separate environment, and always stop it."""
 
 import os
 import re
@@ -16,9 +16,9 @@ import httpx2
 from weakdriven.errors import UserError
 
 NOT_PASSED_ON = ("TRITON_INTERPRET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What our process may have been started with and a server must not take for its own."""
+"""Variables of our process that a server must not inherit."""
 CPU_CACHE_GIB = "4"
-"""Of vLLM's CPU build, which would otherwise take nearly all memory for its cache; GPUs do not read it."""
+"""Cache size of vLLM's CPU build, which would otherwise take nearly all memory; GPUs ignore it."""
 GUARD = """
 import os, signal, sys, time
 sys.stdin.read()
@@ -26,7 +26,7 @@ for number in (signal.SIGTERM, signal.SIGKILL):
     os.killpg(int(sys.argv[1]), number)
     time.sleep(5)
 """
-"""A process that stops the server when the pipe from us closes, because we were killed and could not."""
+"""A process that stops the server when our end of the pipe closes, even if we were killed."""
 
 
 @contextmanager
@@ -41,11 +41,11 @@ def serve(
     start_seconds: float = 1800.0,
     stop_seconds: float = 20.0,
 ) -> Iterator[str]:
-    """Start a vLLM server on a free port of this machine, yield its address, and stop it with all its processes.
+    """Start a vLLM server on a free local port, yield its address, and stop it with all its processes.
 
     Args:
         dtype: `float32`, `bfloat16` or `float16`; vLLM's default turns a float32 checkpoint into 16 bits.
-        max_model_len: Tokens of a prompt with its completion; the model's own limit if not given, which may need
+        max_model_len: Tokens of a prompt with its completion; by default the model's own limit, which may need
             more cache than there is memory.
     """
     check_python(python)
@@ -54,7 +54,7 @@ def serve(
         port = free.getsockname()[1]
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(Path(model_folder).resolve())]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", Path(model_folder).resolve().name]
-    # only what a request says may decide its completion
+    # only the request decides about its completion
     command += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
     command += ["--dtype", dtype] if dtype else []
     command += ["--max-model-len", str(max_model_len)] if max_model_len else []
@@ -78,7 +78,7 @@ def serve(
 
 def _environment() -> dict[str, str]:
     given = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
-    # PYTHONSAFEPATH: a folder that happens to be called like a library must not be imported for it
+    # PYTHONSAFEPATH: a folder with the name of a library must not be imported instead of it
     ours = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": CPU_CACHE_GIB, "PYTHONSAFEPATH": "1"}
     return ours | given
 
@@ -93,8 +93,8 @@ def check_python(python: str | Path) -> None:
     if problem:
         raise UserError(
             f"{python} {problem}; give the python of an environment that has vLLM, such as .venv-vllm/bin/python, or "
-            f"install it ({python} -m pip install vllm). It cannot share weakdriven's own, which needs a later "
-            "transformers."
+            f"install it ({python} -m pip install vllm). vLLM cannot share weakdriven's environment, which "
+            "needs a later transformers."
         )
 
 
@@ -112,7 +112,7 @@ def _wait_until_ready(process: "Popen[bytes]", url: str, log: Path, seconds: flo
 
 
 def _last_words(log: Path) -> str:
-    """The first error in a log, which is the cause of those after it, and the last lines."""
+    """Quote the first error in a log, which causes the following ones, and the last lines."""
     lines = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\b\w+(Error|Exception): ", line) and " WARNING " not in line]
     first = f"The first error in its log:\n  {errors[0]}\n" if errors and errors[0] not in lines[-8:] else ""
@@ -120,7 +120,7 @@ def _last_words(log: Path) -> str:
 
 
 def _stop(process: "Popen[bytes]", seconds: float) -> None:
-    """End the server and whatever it started, which may outlive it."""
+    """Stop the server and all processes that it started, which may outlive it."""
     try:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)

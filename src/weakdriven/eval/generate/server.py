@@ -1,6 +1,6 @@
-"""Completions over HTTP: token ids to a vLLM server, or chat messages to any server that speaks the OpenAI API.
+"""Completions over HTTP: token ids to a vLLM server, or chat messages to any OpenAI-compatible server.
 
-vLLM needs other versions of transformers than we do, so it lives in an environment of its own and is never imported.
+vLLM needs other versions of transformers than we do, so it has its own environment and is never imported.
 """
 
 import asyncio
@@ -33,25 +33,25 @@ from weakdriven.eval.generate.requests import Completion, OnDone, Request, Sampl
 logger = logging.getLogger(__name__)
 START_TRIES, START_SECONDS = 4, 10.0
 LONGEST_ASKED = 600.0
-"""Seconds; a server that asks for a longer pause is asked again after these."""
+"""Maximum of seconds to wait if a server asks for a longer pause."""
 
 Put = Callable[[int, Completion], None]
 
 
 @dataclass(frozen=True)
 class Served:
-    """What a server says of its model."""
+    """What a server reports about its model."""
 
     name: str
     folder: str
-    """Where the server loaded it from; empty if it does not say."""
+    """Folder that the server loaded it from; empty if unknown."""
     max_length: int | None
-    """Most tokens of a prompt and its completion together."""
+    """Maximum of tokens of a prompt and its completion together."""
 
 
 @dataclass(frozen=True)
 class Retries:
-    """How often, and after how many seconds, a request is sent again that the server could not take."""
+    """How often, and after how many seconds, a request is sent again."""
 
     tries: int = 8
     first: float = 1.0
@@ -59,22 +59,22 @@ class Retries:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def seconds(self, failures: int, asked: float = 0.0) -> float:
-        """Doubles with each failure, less a random part; at least what the server asks for (Retry-After)."""
+        """Compute the pause: doubled by each failure, minus a random part, but at least the server's Retry-After."""
         own = min(self.longest, self.first * 2 ** (failures - 1)) * random.SystemRandom().uniform(0.5, 1)
         return max(own, min(asked, LONGEST_ASKED))
 
 
 class ServerEngine:
-    """Completes requests through a running server, many at a time; what a request holds decides the endpoint.
+    """Completes requests through a running server, many at a time; the kind of prompt decides the endpoint.
 
     Args:
         url: Address of the server, with or without `/v1`; another version in it (`/v1beta/openai`) is kept.
-        model: Name under which the server has the model; needed only if it serves several. With a name, chats are
-            sent without a look at the server's list of models, which hosted servers may not have.
-        concurrency: Requests in flight; the server puts them together into batches.
-        timeout: Seconds that one completion may take.
-        api_key: What the server was started with as `--api-key`, or the key of an account.
-        key_variable: Environment variable that the key is read from, which errors name.
+        model: Name of the model on the server; needed only if it serves several. With a name, chats are
+            sent without reading the server's list of models, which hosted servers may not have.
+        concurrency: Requests in flight; the server batches them.
+        timeout: Seconds for one completion.
+        api_key: The server's `--api-key`, or the key of an account.
+        key_variable: Environment variable of the key, to be named in errors.
     """
 
     def __init__(
@@ -95,23 +95,23 @@ class ServerEngine:
         self._without: set[str] = set()
         self._warned: set[str] = set()
         self._options: dict[str, Any] = {
-            # a proxy set for the internet is no way to a server on this machine
+            # a proxy for the internet cannot reach a server on this machine
             "trust_env": not re.match(r"(?i)https?://(localhost|127\.|\[::1\])", self.url),
             "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
-            "verify": self.url.lower().startswith("https:"),  # else no time is spent on certificates
+            "verify": self.url.lower().startswith("https:"),  # skip loading certificates for plain HTTP
         }
 
     def served(self) -> Served:
-        """The model behind the address; an error at once if there is none, or if it is not clear which."""
+        """Describe the model behind the address; raise an error if there is none or several match."""
         cards = {str(card.get("id")): card for card in self._list_models()}
         if not cards:
-            raise UserError(f"The server at {self.url} serves no model; start it with one.")
+            raise UserError(f"The server at {self.url} serves no model; start it with a model.")
         if self.model is None and len(cards) > 1:
             raise UserError(
                 f"The server at {self.url} serves several models ({_some(cards)}); name one with served_name."
             )
         if self.model is not None and self.model not in cards:
-            raise UserError(f"The server at {self.url} has no model {self.model}; it serves {_some(cards)}.")
+            raise UserError(f"The server at {self.url} does not serve {self.model}; it serves {_some(cards)}.")
         name = self.model or next(iter(cards))
         return Served(name, str(cards[name].get("root") or ""), cards[name].get("max_model_len"))
 
@@ -131,16 +131,16 @@ class ServerEngine:
                     ) from None
                 except (KeyError, TypeError, httpx2.InvalidURL):
                     raise UserError(
-                        f"{self.url} does not answer as an OpenAI-compatible server; give the address of one, "
+                        f"{self.url} does not respond like an OpenAI-compatible server; give the address of one, "
                         "such as http://localhost:8000."
                     ) from None
         raise UserError(
-            f"There is no server to be reached at {self.url} ({failure}); start it, or correct the address, and run "
+            f"No server can be reached at {self.url} ({failure}); start it, or correct the address, and run "
             "the same command again."
         )
 
     def complete(self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone) -> None:
-        """Complete every request; what arrived before an error has been reported."""
+        """Complete every request; before an error is raised, what arrived has been reported."""
         name, tokenised = self.model, [request for request in requests if not request.is_chat]
         if name is None or tokenised:
             served = self.served()
@@ -160,7 +160,7 @@ class ServerEngine:
 
     async def _send_all(self, model: str, requests: Sequence[Request], sampling: Sampling, put: Put) -> None:
         waiting = iter(enumerate(requests))
-        # an idle connection is dropped before the server (after 5 seconds) drops it under a request
+        # drop idle connections before the server does (after 5 seconds), which could break a request
         limits = httpx2.Limits(max_connections=self.concurrency, keepalive_expiry=2.0)
         timeout = httpx2.Timeout(self.timeout, connect=30.0)
 
@@ -189,14 +189,14 @@ class ServerEngine:
                 response = await client.post(f"{self._base}/chat/completions", json=body)
                 if refused := refused_parameter(response, body):
                     self._without.add(refused)
-                    if refused != "max_tokens":  # which goes on as max_completion_tokens
-                        self._warn_once(f"does not take {refused}, which is left out from here on.")
+                    if refused != "max_tokens":  # it is sent as max_completion_tokens instead
+                        self._warn_once(f"does not take {refused}; it is omitted from now on.")
                     continue
                 completion = chat_completion(response, body)
                 if completion.finish not in ("stop", "length"):
                     self._warn_once(
-                        f"ended a completion with {completion.finish}, not with stop or length; it is kept as such, "
-                        "and so are others like it."
+                        f"ended a completion with {completion.finish}, not with stop or length; it is kept with this "
+                        "reason, and so are similar ones."
                     )
                 return completion
             except (Again, httpx2.RequestError) as error:
@@ -224,7 +224,7 @@ def _words(error: Exception) -> str:
 
 
 def _some(names: Iterable[str]) -> str:
-    """A few of many names; hosted servers list hundreds."""
+    """List the first few names; hosted servers have hundreds."""
     names = list(names)
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
@@ -235,15 +235,15 @@ def _check_length(served: Served, requests: Sequence[Request], sampling: Samplin
     if requests and limit is not None and needed > limit:
         shorter = f", or set max_new_tokens to {limit - longest} or less" if longest < limit else ""
         raise UserError(
-            f"The longest prompt has {longest} tokens and max_new_tokens is {sampling.max_new_tokens}, together "
-            f"{needed}; the server at {url} takes {limit}. Start it with --max-model-len {needed}{shorter}."
+            f"The longest prompt ({longest} tokens) and max_new_tokens={sampling.max_new_tokens} need {needed} tokens; "
+            f"the server at {url} takes {limit}. Start it with --max-model-len {needed}{shorter}."
         )
 
 
 def _arrivals(start: Callable[[Put], Coroutine[Any, Any, None]]) -> Generator[dict[int, Completion], None, None]:
     """Run a coroutine in a thread and yield what it puts, in the calling thread; closing cancels it.
 
-    A thread, so that it also works where an event loop is running already, as in notebooks.
+    The thread makes it work where an event loop is already running, as in notebooks.
     """
     arrived: SimpleQueue[tuple[int, Completion] | None] = SimpleQueue()
     loop = asyncio.new_event_loop()
@@ -253,7 +253,7 @@ def _arrivals(start: Callable[[Put], Coroutine[Any, Any, None]]) -> Generator[di
         running = thread.submit(loop.run_until_complete, task)
         try:
             items: list[tuple[int, Completion] | None] = []
-            while not items or items[-1]:  # the last one is None
+            while not items or items[-1]:  # the last item is None
                 items = [arrived.get(), *(arrived.get() for _ in range(arrived.qsize()))]
                 if done := dict(filter(None, items)):
                     yield done

@@ -1,4 +1,4 @@
-"""The answer of a completion: the part after the thinking block, its boxes, and whether they hold the gold value."""
+"""Find the answer of a completion (after its thinking block, in its boxes) and compare it with the gold answer."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ BAD_GOLD, NO_BOX, UNFINISHED, EMPTY_BOX = "bad gold", "no boxed answer", "unfini
 UNREADABLE, DIFFERENT, SAME_TEXT, VERIFIED = "unreadable answer", "different value", "same text", "math-verify"
 NO_ANSWER, DIFFERENT_TEXT = "no answer", "different text"
 LONGEST_ANSWER = 1000
-"""Characters; a longer box is a derivation, not an answer, and its parser takes minutes."""
+"""Characters; longer boxes are derivations and not answers, and parsing them takes minutes."""
 INTEGER = re.compile(r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)")
 
 
@@ -21,7 +21,7 @@ class Graded:
 
     @property
     def undecided(self) -> bool:
-        """Whether the grader, not the model, is to blame: wrong for an accuracy, left out of preference pairs."""
+        """Whether the grader is to blame and not the model: counts as wrong, but is left out of preference pairs."""
         return self.reason.startswith((BAD_GOLD, TIMEOUT, FAILED))
 
 
@@ -37,7 +37,7 @@ BARE_BOX = re.compile(r"\s*[^\s${}]+")
 
 
 def after_thinking(text: str) -> str:
-    """The part after the last closed thinking block; empty if the token budget cut the thinking."""
+    """Return the text after the last closed thinking block; empty if the token limit cut the thinking."""
     return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
@@ -46,9 +46,9 @@ def unfinished(text: str) -> bool:
 
 
 def boxes(text: str) -> list[Box]:
-    r"""Complete boxes in the order in which they open: `\boxed{..}`, `\boxed {..}`, `\fbox{..}` and `\boxed 5`."""
+    r"""Find complete boxes in order of their beginnings: `\boxed{..}`, `\boxed {..}`, `\fbox{..}` and `\boxed 5`."""
     found: list[Box] = []
-    open_braces: list[tuple[int, int] | None] = []  # start of box and of its content; None for an ordinary brace
+    open_braces: list[tuple[int, int] | None] = []  # starts of a box and its content; None for an ordinary brace
     for token in BOX_TOKEN.finditer(text):
         if token["open"]:
             open_braces.append((token.start(), token.end()))
@@ -63,7 +63,7 @@ def boxes(text: str) -> list[Box]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Contents of the last complete \boxed{...}, braces matched."""
+    r"""Return the content of the last complete \boxed{...}, with matched braces."""
     found = boxes(text)
     return found[-1].content if found else None
 
@@ -72,7 +72,7 @@ BETWEEN_LISTED = re.compile(r"(?:[\s,;$]|\\[,;()\[\] ]|\\q?quad|and|or|\\text\s*
 
 
 def listed_boxes(text: str) -> str | None:
-    r"""Contents of the last boxes as one list if only separators are between them.
+    r"""Return the contents of the last boxes as one list if only separators are between them.
 
     >>> listed_boxes(r"It is \boxed{0}. So $x=\boxed{3}$ or $x=\boxed{5}$.")
     '3, 5'
@@ -93,7 +93,7 @@ BARE_LATEX = re.compile(r"\\[a-zA-Z]+\s*[{\d].*")
 
 
 def last_value(text: str) -> str | None:
-    r"""The value of a text without a box: its last formula, its last line if that has no words, or its last number.
+    r"""Return the value of a text without a box: its last formula, its last line if that has no words, or last number.
 
     >>> last_value("So $x = 3$ it is."), last_value("It costs\n1,200 / 4"), last_value("12 of 30 pens.")
     ('x = 3', '1,200 / 4', '30')
@@ -109,10 +109,10 @@ def last_value(text: str) -> str | None:
 
 
 def grade_math(text: str, gold: str, *, timeout: float = 10.0, boxed: bool = True) -> Graded:
-    r"""Whether the last boxed answer after the thinking block equals `gold`.
+    r"""Compare the last boxed answer after the thinking block with `gold`.
 
     Args:
-        boxed: Whether no box is wrong; else a reply without one is read by `last_value`.
+        boxed: A reply without a box is wrong; if False, it is read by `last_value`.
 
     >>> grade_math(r"The answer is \boxed{0.5}.", r"\frac{1}{2}").correct
     True
@@ -132,7 +132,7 @@ def grade_math(text: str, gold: str, *, timeout: float = 10.0, boxed: bool = Tru
 
 
 def equality(gold: str, answer: str, *, timeout: float) -> str:
-    """The reason of a verdict on two answers; asks a worker only if plain text and whole numbers do not decide."""
+    """Return the reason of a verdict on two answers; ask a worker only if text and whole numbers do not decide."""
     gold, answer = gold.strip(), answer.strip()
     if not gold:
         return BAD_GOLD
@@ -146,6 +146,6 @@ def equality(gold: str, answer: str, *, timeout: float) -> str:
 
 
 def readable(gold: str, *, timeout: float) -> bool:
-    """Whether a gold answer can be graded against; False if the parser fails or takes too long."""
+    """Return whether answers can be graded against `gold`; False if the parser fails or takes too long."""
     gold = gold.strip()
     return bool(gold) and (bool(INTEGER.fullmatch(gold)) or ask(gold, gold, timeout=timeout) == VERIFIED)

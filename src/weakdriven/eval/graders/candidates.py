@@ -1,4 +1,4 @@
-"""A raw row -> a candidate for a training set with its tests, and the verdict on it."""
+"""Turn a raw row into a candidate training example with its tests, and verify it."""
 
 import ast
 import json
@@ -31,23 +31,23 @@ NO_ANSWER_FOUND, BAD_TESTS, VERIFIER_TIMEOUT = "no answer", "bad tests", "verifi
 
 
 class Fault(NamedTuple):
-    """Why a row is dropped."""
+    """Reason for dropping a row."""
 
     reason: str
     detail: str = ""
     answer: str | None = None
-    """The answer of a wrong completion, if it has one."""
+    """Answer of a wrong completion, if it has one."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     example: Example
     tests: dict[str, Any] = field(default_factory=dict)
-    """Of a program: what `grade_code` takes."""
+    """Tests of a program, as `grade_code` takes them."""
 
 
 Verify = Callable[[Sequence[Candidate]], list[Fault | None]]
-"""Returns the fault of each candidate, None for those that are right."""
+"""Returns the fault of each candidate, None for a right one."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate |
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
         return Fault("malformed row", str(error))
     if not example.prompt:
-        return Fault("malformed row", "plain text asks no question")
+        return Fault("malformed row", "plain text has no question")
     if example.domain != domain:
         return Fault("another domain", example.domain)
     if domain == "logic" and not example.meta.get("options"):
@@ -83,7 +83,7 @@ def read_candidate(domain: str, row: Row, number: int, path: str) -> Candidate |
 
 
 def logic_fields(row: Row, number: int, path: str) -> Row:
-    """A row of LogiQA 2.0 (MRC) or ReClor as their authors publish it, in our fields; a row in ours as it is."""
+    """Convert a row of LogiQA 2.0 (MRC) or ReClor from its published layout to our fields; keep a row in our fields."""
     stem = Path(path).name.split(".")[0]
     if "text" in row:
         row = our_fields("logiqa2", row, number) | {"id": f"logiqa2-{stem}-{number - 1:05d}"}
@@ -97,7 +97,7 @@ def logic_fields(row: Row, number: int, path: str) -> Row:
 
 
 def form_fault(example: Example, style: str) -> Fault | None:
-    """The fault of a completion that shows without a verifier."""
+    """Find a fault of the form of a completion, which needs no verifier."""
     if fault := structure_fault(example.completion, style):
         return Fault("bad structure", fault)
     no_box = example.domain == "math" and not has_box(example.completion)
@@ -105,7 +105,7 @@ def form_fault(example: Example, style: str) -> Fault | None:
 
 
 def kind_of(candidate: Candidate) -> Kind:
-    """How its answer is verified; a math problem with options asks for a letter."""
+    """Choose the grader of a candidate; a math problem with options is graded by its letter."""
     options = candidate.example.meta.get("options")
     return "code" if candidate.tests else "choice" if options and isinstance(options, list) else "math"
 
@@ -115,7 +115,7 @@ def verifier(checks: Checks) -> Verify:
 
 
 def problem_checker(checks: Checks) -> Verify:
-    """Checks whether a completion of a problem, which is yet to be generated, could be verified."""
+    """Return a check whether a future completion of a problem could be verified."""
     return partial(in_threads, checks, problem_fault)
 
 
@@ -127,7 +127,7 @@ def in_threads(
 
 
 def completion_fault(checks: Checks, candidate: Candidate) -> Fault | None:
-    """By its boxed answer, its letter, or its tests; that a program cannot be run in the sandbox is an error."""
+    """Verify a completion by its boxed answer, letter or tests; raise an error if the sandbox cannot run a program."""
     example, kind = candidate.example, kind_of(candidate)
     gold, options = example.gold, dict[str, Any]()
     if kind == "code":
@@ -154,20 +154,20 @@ def completion_fault(checks: Checks, candidate: Candidate) -> Fault | None:
 
 
 def problem_fault(checks: Checks, candidate: Candidate) -> Fault | None:
-    """By its gold answer; the tests of a program have been read before."""
+    """Check a problem's gold answer; the tests of a program have been read before."""
     kind, gold, options = kind_of(candidate), str(candidate.example.gold), candidate.example.meta.get("options", [])
     if kind == "math" and not readable(gold, timeout=checks.timeout):
-        return Fault(BAD_GOLD, f"{gold!r:.80} is no value")
+        return Fault(BAD_GOLD, f"{gold!r:.80} is not a value")
     if kind == "choice" and len(options) < 2:
-        return Fault("malformed row", f"there are {len(options)} options")
+        return Fault("malformed row", f"found {len(options)} options")
     if kind == "choice" and gold_letter(gold, options) is None:
-        return Fault(BAD_GOLD, f"the answer {gold!r:.80} is no letter of {len(options)} options")
+        return Fault(BAD_GOLD, f"the answer {gold!r:.80} is not a letter of {len(options)} options")
     return None
 
 
 @contextmanager
 def refuse_unreadable() -> Iterator[None]:
-    """Python's parser gives up on thousands of brackets, signs or terms, each in a way of its own."""
+    """Turn the various failures of Python's parser on thousands of brackets, signs or terms into one error."""
     try:
         yield
     except UserError:
@@ -180,7 +180,7 @@ def refuse_unreadable() -> Iterator[None]:
 
 @refuse_unreadable()
 def unit_tests_of(row: Row, example: Example) -> dict[str, Any]:
-    """What `grade_code` takes for a row; empty if the row has no tests, an error if they would test nothing.
+    """Return a row's tests as `grade_code` takes them; empty if there are none, an error if they would test nothing.
 
     A row has `test_case` with `test_code` (AM-DeepSeek-R1-Distilled), `tests` as inputs and outputs (contests), `test`
     as a program (HumanEval, MBPP, BigCodeBench), or `tests` or `test_list` as a list of asserts.
@@ -205,9 +205,9 @@ def unit_tests_of(row: Row, example: Example) -> dict[str, Any]:
 
 @refuse_unreadable()
 def program_tests(id: str, test: str, entry_point: str, *, prompt: str = "", style: str = "") -> dict[str, Any]:
-    """Tests that are a program; functions that only pytest would call are called here.
+    """Return tests that are a program; functions that only pytest would call are called here.
 
-    A test that asserts nothing would accept every answer, so it is an error.
+    A test that asserts nothing would accept every answer, so it raises an error.
 
     >>> program_tests("7", "def test_f():\\n    assert f(1) == 2", "f")["test"]
     'def test_f():\\n    assert f(1) == 2\\n\\ntest_f()\\n'
@@ -215,14 +215,14 @@ def program_tests(id: str, test: str, entry_point: str, *, prompt: str = "", sty
     tree = ast.parse(test)
     functions = {node.name: node for node in tree.body if isinstance(node, FUNCTIONS)}
     if entry_point in functions and (entry_point != "check" or not takes_arguments(functions[entry_point])):
-        called, entry_point = [functions[entry_point]], ""  # the name is that of the test, not of what is tested
+        called, entry_point = [functions[entry_point]], ""  # the name is the test's, not the tested function's
     else:
         called = [node for name, node in functions.items() if name.startswith("test")]
     style, parts = style or style_of(tree, functions, entry_point), list[ast.AST]([tree])
     if style == "asserts":
         plain = [node for node in called if isinstance(node, ast.FunctionDef) and not node.decorator_list]
         if len(plain) < len(called) or any(map(takes_arguments, plain)):
-            raise UserError("a function of the test takes arguments or is decorated, which needs pytest")
+            raise UserError("a function of the test has arguments or decorators, which need pytest")
         parts = [node for node in tree.body if not isinstance(node, (*FUNCTIONS, ast.ClassDef))] + called
         calls = {ast.unparse(node.func) for part in parts for node in living(part) if isinstance(node, ast.Call)}
         parts += [node for node in tree.body if isinstance(node, FUNCTIONS) and node.name in calls]
@@ -250,7 +250,7 @@ def takes_arguments(function: Any) -> bool:
 
 
 def living(top: ast.AST) -> Iterator[ast.AST]:
-    """A node and those below it, as `ast.walk` gives them, without branches that are never taken."""
+    """Yield a node and those below it as `ast.walk` does, without branches that are never executed."""
     nodes = [top]
     for node in nodes:
         yield node
@@ -258,13 +258,13 @@ def living(top: ast.AST) -> Iterator[ast.AST]:
         if isinstance(node, (ast.If, ast.While)):
             if isinstance(node.test, ast.Constant):
                 below = node.body if node.test.value else node.orelse
-            elif ast.unparse(node.test) == "__name__ == '__main__'":  # the grader gives a program another name
+            elif ast.unparse(node.test) == "__name__ == '__main__'":  # the grader runs a program under another name
                 below = node.orelse
         nodes.extend(below)
 
 
 def asserts(node: ast.AST) -> bool:
-    """Whether a node is an assert that can fail; `assert False` can, after a call that should raise an error."""
+    """Return whether a node is an assert that can fail; `assert False` can, after a call that should raise an error."""
     if not isinstance(node, ast.Assert):
         return False
     if isinstance(node.test, ast.Constant):
@@ -273,7 +273,7 @@ def asserts(node: ast.AST) -> bool:
 
 
 def calls_assertion(node: ast.AST) -> bool:
-    """Whether a node calls `self.assertEqual`, `self.fail`, `pytest.raises` or their like on more than constants."""
+    """Return whether a node calls `self.assertEqual`, `pytest.raises` or the like on more than constants."""
     if not isinstance(node, ast.Call):
         return False
     name = ast.unparse(node.func).rpartition(".")[2]

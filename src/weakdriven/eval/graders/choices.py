@@ -1,8 +1,8 @@
-r"""Which letter a completion chooses among the options of a question.
+r"""Find the letter that a completion chooses among the options of a question.
 
-A completion is read from its last correction ("Wait, no: ...") backwards. In each piece the most explicit kind of
-statement counts: a box or "the answer is", then "C is correct" or "I choose C", then "so C", then a letter that stands
-alone, then an option's own words; among statements of one kind the last one counts.
+A completion is read backwards from its last correction ("Wait, no: ..."). In each piece the most explicit kind of
+statement counts: a box or "the answer is", then "C is correct" or "I choose C", then "so C", then a letter alone, then
+an option's own words. Among statements of one kind the last one counts.
 """
 
 import re
@@ -27,13 +27,13 @@ class Statement:
     reason: str = LETTER
 
 
-# How a letter may be dressed: (C), **C**, "C", $\text{C}$, option C. Bounded: runs of signs must not cost squares.
+# Notations of a letter: (C), **C**, "C", $\text{C}$, option C. Repetitions are bounded to avoid quadratic time.
 OPEN = r"(?:[\s(\[\"'“*_$`]|\\[(\[]|\\(?:text|textbf|mathrm|mathbf|boldsymbol)\s*\{|\{|<answer>){0,12}"
 CLOSE = r"(?:[)\]\"'”*_$`}]){0,12}"
 NAMED = r"(?i:(?:(?:option|choice|letter|answer|statement)\s*:?\s*)?)"
 SMALL = r"(?<=\()[a-e](?=\))|(?<=\*)[a-e](?=\*)|[a-e](?=[\s*)]*(?:[.!]|$))"
 ONE = rf"(?:{OPEN}{NAMED}{OPEN}(?P<letter>[A-Z]|{SMALL}){CLOSE}(?![\w'’+=^/\\-]))"
-# What leads to a letter.
+# Words before a letter.
 HEDGE = (
     r"(?i:\s*,?\s*(?:clearly|definitely|most likely|likely|probably|therefore|thus|then|indeed|simply|actually|in fact|"
     r"still|now|either|both)\b)*,?"
@@ -95,16 +95,16 @@ AFTER_ARTICLE = re.compile(
     r"\s+(?!(?:because|since|as|and|or|but|which|with|due|given|for|not|is|so|based|that|by|follows|here|too|must|would|"
     r"was)\b)[a-z]"
 )
-RUN = re.compile(r"[^\w\\{}]{20,}")  # rulers and blank pages, which would cost the patterns seconds
+RUN = re.compile(r"[^\w\\{}]{20,}")  # long runs of signs or space, on which the patterns would take seconds
 WORDLESS = re.compile(r"(?i)(?:[\W_]|\b(?:and|or|also|the|my|final|correct|answer|is|so)\b)*")
 
 
 def grade_choice(text: str, gold: str, options: list[str] | None = None, *, timeout: float = 10.0) -> Graded:
-    """Whether the letter that a completion settles on is the gold letter.
+    """Compare the letter that a completion settles on with the gold letter.
 
     Args:
-        gold: A letter, one for each option from A on.
-        options: The texts of the choices; given, an answer may also name an option by its text or its value.
+        gold: A letter; options are lettered from A.
+        options: Texts of the choices; if given, an answer may also name an option by its text or its value.
 
     >>> grade_choice("It cannot be A, B or D. The answer is (C).", "C")
     Graded(correct=True, answer='C', reason='letter')
@@ -124,7 +124,7 @@ def grade_choice(text: str, gold: str, options: list[str] | None = None, *, time
     answer = ", ".join(sorted(chosen.letters))
     if len(chosen.letters) > 1:
         texts = {lettered(options).get(one, one).strip() for one in chosen.letters}
-        if chosen.reason != LETTER and letter in chosen.letters and len(texts) == 1:  # some options of AQuA are equal
+        if chosen.reason != LETTER and letter in chosen.letters and len(texts) == 1:  # AQuA has equal options
             return Graded(True, letter, chosen.reason)
         return Graded(False, answer, AMBIGUOUS)
     if answer not in allowed(options):
@@ -146,7 +146,7 @@ def lettered(options: list[str] | None) -> dict[str, str]:
 
 
 def read_piece(text: str, options: list[str] | None, timeout: float) -> Statement | None:
-    """The statement that counts in a piece between two corrections."""
+    """Return the statement that counts in a piece between two corrections."""
     read = [(box, read_value(box.content, options, timeout)) for box in boxes(text)[-3:]]
     boxed = [replace(found, start=box.start, end=box.end) for box, found in read if found]
     if explicit := boxed + spoken_statements(text, options, timeout):
@@ -158,12 +158,12 @@ def read_piece(text: str, options: list[str] | None, timeout: float) -> Statemen
 
 
 def hints(patterns: list[re.Pattern[str]], text: str, options: list[str] | None) -> list[Statement]:
-    """Weak statements, which count only if their letters are options: "only G and H came" is about people."""
+    """Find weak statements, which count only if their letters are options: "only G and H came" is about people."""
     return [found for found in statements(patterns, text) if found.letters <= set(allowed(options))]
 
 
 def lone_letter(text: str, options: list[str] | None) -> Statement | None:
-    """A letter alone on a line or in the last sentence, or one that opens the text, unless options are listed."""
+    """Find a letter alone on a line or in the last sentence, or at the beginning, unless the text lists options."""
     if alone := hints([ALONE], text, options) or hints([ALONE], last_sentence(text), options):
         return alone[-1]
     if len(set(LINE_LETTER.findall(text))) > 1:
@@ -180,7 +180,7 @@ def mentioned_option(text: str, options: list[str] | None) -> Statement | None:
 
 
 def last_of(found: list[Statement], text: str) -> Statement:
-    """The last statement; joined with the one before it if they differ and no word is between them."""
+    """Return the last statement, joined with the one before if they differ and no word is between them."""
     found = sorted(found, key=lambda statement: (statement.end, -statement.start))
     last = found[-1]
     for before in reversed(found[:-1]):
@@ -192,7 +192,7 @@ def last_of(found: list[Statement], text: str) -> Statement:
 
 
 def statements(patterns: list[re.Pattern[str]], text: str) -> list[Statement]:
-    """Letters that `patterns` find, without those that are denied, and with others that are named with them."""
+    """Find letters by `patterns`, without denied ones, and with further letters named together with them."""
     return [found for kind in patterns for match in kind.finditer(text) if (found := statement(match, text))]
 
 
@@ -217,7 +217,7 @@ SPOKEN = re.compile(
 
 
 def spoken_statements(text: str, options: list[str] | None, timeout: float) -> list[Statement]:
-    """ "The answer is C", unless what follows is an option's text; and without a letter "the answer is 12 km"."""
+    """Find "the answer is C" unless the text of an option follows; without a letter, find "the answer is 12 km"."""
     spoken = [match for match in SPOKEN.finditer(text) if not NEGATION.search(match[0].replace(match["value"], ""))]
     texts = [
         Statement(match.start(), match.end(), letters, OPTION_TEXT)
@@ -244,7 +244,7 @@ BOXED_LETTERS = re.compile(r"^[\s(]*[A-E][\s)]*(?:(?:,|and|or|/|&|;|\s)+[\s(]*[A
 
 
 def read_value(content: str, options: list[str] | None, timeout: float) -> Statement | None:
-    """The letter in a box, or the option that has the text or the value in it."""
+    """Return the letter in a box, or the option with the text or value in it."""
     bare = TEXT_COMMAND.sub(r"\1", content).strip().strip("$*").strip()
     if BOXED_LETTERS.match(bare):
         return Statement(0, 0, frozenset(re.findall("[A-E]", bare)))
@@ -265,7 +265,7 @@ def matching_text(text: str, options: list[str] | None) -> frozenset[str]:
 
 
 def matching_value(content: str, options: list[str] | None, timeout: float) -> Statement | None:
-    """Options that math-verify finds equal to a value; a worker that fails decides nothing."""
+    """Return the options that math-verify finds equal to a value; a worker that fails decides nothing."""
     if not any(map(str.isdigit, content)):
         return None
     numeric = [(letter, option) for letter, option in lettered(options).items() if any(map(str.isdigit, option))]
@@ -281,7 +281,7 @@ def last_sentence(text: str) -> str:
 
 
 def quoted_option(text: str, options: list[str] | None) -> Statement | None:
-    """The option whose words end the text, or the one of three words or more in its last sentence."""
+    """Return the option whose words end the text, or the option of three words or more in its last sentence."""
     words = {letter: plain_words(option) for letter, option in lettered(options).items()}
     said, sentence = f" {plain_words(text)} ", f" {plain_words(last_sentence(text))} "
     ending = {letter for letter, option in words.items() if len(option) > 3 and said.endswith(f" {option} ")}

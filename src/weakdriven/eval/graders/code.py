@@ -1,4 +1,4 @@
-"""From a model's answer to a code benchmark to a verdict: find the code, put the tests behind it, run it."""
+"""Grade a model's answer to a code benchmark: find the code, append the tests, run it."""
 
 import ast
 import contextlib
@@ -19,10 +19,10 @@ HARNESS = Path(io_tests.__file__).read_text(encoding="utf-8")
 NO_CODE = "no code found"
 PYTHON_TAGS = ("python", "python3", "py")
 
-# A demonstration under `if __name__ == "__main__":` is no part of an answer, so the program has another name.
+# Code under `if __name__ == "__main__":` is a demonstration and not part of an answer, so the program has another name.
 NAME = '__name__ = "solution"; __import__("sys").modules[__name__] = __import__("sys").modules["__main__"]'
 
-# A skipped test says nothing about the answer, and an answer can raise SkipTest; so it counts as a failure.
+# A skipped test says nothing about the answer, and an answer can raise SkipTest, so a skip counts as a failure.
 UNITTEST = """
 import unittest as _unittest
 _cases = [globals()[name] for name in {names!r}]
@@ -37,10 +37,10 @@ assert _result.wasSuccessful() and not _result.skipped, "a test failed or was sk
 def grade_code(
     text: str, item: Mapping[str, Any], *, timeout: float = 10, test_timeout: float = 6, **options: Any
 ) -> Graded:
-    """Whether the code in an answer passes the item's tests.
+    """Run the code in an answer on the item's tests.
 
     Args:
-        timeout: Seconds for an item's whole program; of `test_style` "io", each test has a limit of its own instead.
+        timeout: Seconds for an item's whole program; with `test_style` "io", each test has its own limit instead.
         test_timeout: Seconds for one test of style "io".
         options: `memory_mb`, `unsafe` and `python` of `run_code`.
     """
@@ -57,7 +57,7 @@ def grade_code(
 
 
 def code_for(item: Mapping[str, Any], text: str) -> str | None:
-    """The code in an answer to an item; a body that continues the item's `starter_code` is put behind it."""
+    """Return the code in an answer to an item; a body that continues the item's `starter_code` is appended to it."""
     code, starter = extract_code(text, item["entry_point"]), item.get("starter_code", "").rstrip()
     if code is None or not starter or item["test_style"] != "io" or defines(code, item["entry_point"]):
         return code
@@ -66,9 +66,9 @@ def code_for(item: Mapping[str, Any], text: str) -> str | None:
 
 
 def extract_code(text: str, entry_point: str) -> str | None:
-    """The code in an answer: the last fenced block that defines `entry_point`, or a bare completion.
+    """Return the code in an answer: the last fenced block that defines `entry_point`, or a bare completion.
 
-    Without `entry_point` the answer is a whole program: the last Python block, or all of a text that is one.
+    Without `entry_point`, return a whole program: the last Python block, or the whole text if it is a program.
 
     >>> extract_code("Sure:\\n```python\\ndef f(x):\\n    return x\\n```\\nDone.", "f")
     'def f(x):\\n    return x\\n'
@@ -91,25 +91,25 @@ def code_in(text: str, entry_point: str) -> str | None:
         return defining[-1]
     head, fence, rest = text.partition("```")
     if fence and not rest.startswith(PYTHON_TAGS) and (code := bare_code(head, entry_point)) is not None:
-        return code  # the prompt had opened the fence, and this one closes it
+        return code  # the prompt opened the fence that this one closes
     tagged = [body for tag, body in blocks if tag] or [body for _, body in blocks]
     return tagged[-1] if tagged else bare_code(text, entry_point)
 
 
 def program_in(text: str, blocks: list[tuple[str, str]]) -> str | None:
-    """The last block that says it is Python; else the last part of the text that reads like a program."""
+    """Return the last block marked as Python; else the last part of the text that reads like a program."""
     if tagged := [body for tag, body in blocks if tag]:
         return tagged[-1]
-    # if the prompt had opened the fence, the first one closes it
+    # if the prompt opened the fence, the first fence closes it
     for code in (text.partition("```")[0], *(body for _, body in reversed(blocks))):
-        # a call, because the output of a program may happen to be Python too
+        # requires a call, because the output of a program may be valid Python too
         if compiles(code) and any(isinstance(node, ast.Call) for node in ast.walk(ast.parse(code))):
             return code
     return blocks[-1][1] if blocks else None
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """(language, contents) of each fenced block that is not empty; a fence that is never closed holds the rest."""
+    """List (language, content) of each nonempty fenced block; an unclosed fence extends to the end."""
     blocks: list[tuple[str, list[str]]] = []
     fence = ""
     for line in text.splitlines(keepends=True):
@@ -126,7 +126,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def bare_code(text: str, entry_point: str) -> str | None:
-    """Code without fences: a body that continues the prompt, or all from the first statement on; prose is cut."""
+    """Return code without fences: a body that continues the prompt, or everything from the first statement on."""
     if (body := as_body(text)) is not None:
         return text if compiles(STUB + body) else longest_valid(text, STUB)
     if not defines(text, entry_point):
@@ -141,7 +141,7 @@ STUB = "def _stub():\n"
 
 
 def as_body(code: str) -> str | None:
-    """The code as an indented function body, or None if it is not one."""
+    """Return the code as an indented function body, or None if it is not one."""
     code = code.lstrip("\r\n") if code.strip() else ""
     if code[:1] in (" ", "\t"):
         return code
@@ -159,7 +159,7 @@ def compiles(code: str) -> bool:
 
 
 def longest_valid(code: str, before: str) -> str:
-    """The most lines from the start that compile behind `before`; all of them if none do."""
+    """Return the most lines from the start that compile behind `before`; all lines if none do."""
     lines = code.splitlines(keepends=True)
     while lines:
         try:
@@ -174,7 +174,7 @@ def longest_valid(code: str, before: str) -> str:
 
 
 def defines(code: str, name: str) -> bool:
-    """Whether the code gives `name` a value at its top level or in `class Solution`, as far as it can be read."""
+    """Return whether the code defines `name` at its top level or in `class Solution`, as far as it can be parsed."""
     try:
         statements = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -193,14 +193,14 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def assemble(item: Mapping[str, Any], code: str) -> str:
-    """The program of an item and the code of an answer, by the item's `test_style`."""
+    """Join an item's program and the code of an answer according to the item's `test_style`."""
     style, name, test = item["test_style"], item["entry_point"], item.get("test", "")
     if style not in ("check", "asserts", "unittest"):
         known = "io is graded without a program; others are" if style == "io" else "expected"
         raise UserError(f"{item.get('id', 'item')}: test_style is {style!r}; {known} check, asserts or unittest.")
     ending = f"check({name})\n" if style == "check" else ""
     if style == "unittest":
-        # the test's own classes: an answer may bring tests of its own, which do not count
+        # only the test's own classes count: an answer may contain tests too
         names = [node.name for node in ast.parse(test).body if isinstance(node, ast.ClassDef)]
         if not names:
             raise UserError(f"{item.get('id', 'item')}: the test of style unittest defines no class.")
@@ -211,14 +211,14 @@ def assemble(item: Mapping[str, Any], code: str) -> str:
         solution = item["prompt"] + body
     else:
         solution = preamble(item["prompt"], name) + code
-    future = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # must stand before everything else
+    future = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # must come first
     first = "\n".join([*future.findall(solution), NAME])
     return f"{first}\n{future.sub('', solution)}\n{test}\n\n{ending}"
 
 
 def preamble(prompt: str, entry_point: str) -> str:
-    """Imports, helpers and constants of a prompt, without the function that the answer defines itself."""
-    text = next(filter(compiles, (prompt, prompt.rstrip() + "\n    pass\n")), "")  # "": plain English
+    """Return the imports, helpers and constants of a prompt, without the function that the answer defines."""
+    text = next(filter(compiles, (prompt, prompt.rstrip() + "\n    pass\n")), "")  # "" for plain English
     lines, kept = text.splitlines(keepends=True), list[str]()
     for node in ast.parse(text).body:
         if isinstance(node, ast.Expr) or (isinstance(node, DEFINITIONS) and node.name == entry_point):
@@ -230,10 +230,10 @@ def preamble(prompt: str, entry_point: str) -> str:
 
 
 def run_tests(code: str, item: Mapping[str, Any], *, test_timeout: float, **options: Any) -> str | None:
-    """Why the code does not pass tests that are pairs of input and output, or None if it does.
+    """Run tests that are pairs of input and output; return why the code fails, or None if it passes.
 
-    It runs in the sandbox, all tests in one go. What it printed or returned is compared here, so that it can neither
-    read nor change what is expected.
+    The sandbox runs all tests in one go. Outputs are compared outside of it, so that the code can neither read nor
+    change the expected ones.
     """
     name, tests, functional = item.get("id", "item"), item["tests"], item["testtype"] == "functional"
     if item["testtype"] not in ("stdin", "functional") or not tests:
@@ -244,7 +244,7 @@ def run_tests(code: str, item: Mapping[str, Any], *, test_timeout: float, **opti
             inputs = [[json.loads(line) for line in text.split("\n") if line.strip()] for text in inputs]
             outputs = list(map(value_of, outputs))
     except ValueError as error:
-        raise UserError(f"{name}: a functional test holds text that is no JSON: {error}") from error
+        raise UserError(f"{name}: a functional test has text that is not JSON: {error}") from error
     sizes = [len(test["output"]) for test in tests]
     enough = 4 * max(sizes) + 2**16
     job = {"code": code, "entry_point": item["entry_point"] if functional else "", "inputs": inputs}
@@ -253,7 +253,7 @@ def run_tests(code: str, item: Mapping[str, Any], *, test_timeout: float, **opti
         stdin=json.dumps(job | {"seconds": test_timeout, "output_limit": enough}),
         timeout=len(tests) * test_timeout + 5,
         keep_stdout=True,
-        output_limit=OUTPUT_LIMIT + 6 * sum(sizes) + len(tests) * 2**16,  # one byte is at most six in JSON
+        output_limit=OUTPUT_LIMIT + 6 * sum(sizes) + len(tests) * 2**16,  # a byte takes at most six in JSON
         **options,
     )
     same = same_value if functional else same_output
@@ -272,12 +272,12 @@ def run_tests(code: str, item: Mapping[str, Any], *, test_timeout: float, **opti
 
 
 def value_of(text: str) -> Any:
-    """A JSON value; whole numbers of any length, in time that is linear in it."""
+    """Parse JSON with whole numbers of any length in linear time."""
     return json.loads(text, parse_int=Decimal)
 
 
 def read_report(result: CodeResult) -> list[tuple[str, str]]:
-    """(how it ended, what it printed) of each test; empty if the program has tampered with the report."""
+    """List (how it ended, what it printed) of each test; empty if the program tampered with the report."""
     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
         rows = [json.loads(line) for line in result.stdout.split("\n") if line]
         return [(str(row["ending"]), str(row["output"])) for row in rows]
@@ -285,14 +285,14 @@ def read_report(result: CodeResult) -> list[tuple[str, str]]:
 
 
 def same_value(got: str, want: Any) -> bool:
-    """Whether a returned value, as JSON and so with lists for tuples, is the expected one."""
+    """Compare a returned value (as JSON, so tuples are lists) with the expected one."""
     with contextlib.suppress(ValueError, RecursionError, InvalidOperation):
         return bool(value_of(got) == want)
     return False
 
 
 def same_output(got: str, want: str) -> bool:
-    """Whether two outputs agree as LiveCodeBench compares them: line by line, as text or else as numbers."""
+    """Compare two outputs as LiveCodeBench does: line by line, as text or else as numbers."""
     got_lines, want_lines = ([line.strip() for line in text.strip().split("\n")] for text in (got, want))
     if len(got_lines) != len(want_lines):
         return False
@@ -303,6 +303,6 @@ def same_output(got: str, want: str) -> bool:
 
 
 def shown(text: str) -> str:
-    """A text short enough for one line."""
+    """Shorten a text to one line."""
     text = text.strip()
     return repr(text if len(text) <= 40 else text[:20] + "...")

@@ -1,4 +1,4 @@
-"""One door to the graders of all benchmarks: `grade` for one completion, `grade_many` for a file of them."""
+"""Entry point to all graders: `grade` for one completion, `grade_many` for a file of them."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ Kind = Literal["math", "choice", "code", "exact", "contains", "python"]
 
 
 def grade(kind: Kind, text: str, gold: Any, **options: Any) -> Graded:
-    r"""Whether a completion is right.
+    r"""Grade a completion.
 
     Args:
         kind: "math" compares the last boxed value, "choice" the chosen letter, "code" runs tests, "exact" and
@@ -56,13 +56,13 @@ def grade_many(
     timeout: float = 10.0,
     **more: Any,
 ) -> list[Graded]:
-    """`grade` for each text and its gold answer, in order, at most `workers` at a time.
+    """Apply `grade` to each text and its gold answer, in order, at most `workers` at a time.
 
     Args:
         options: For "choice", the choices of each text.
-        workers: Texts graded at once; unset: as many threads as Python's default. Processes are one for each core. A
-            function of "python" is called in this thread.
-        timeout: Seconds for one comparison; what takes longer is wrong, for the reason `timeout`.
+        workers: Texts graded at once; by default Python's number of threads. There is one process per core. A
+            "python" function is called in this thread.
+        timeout: Seconds for one comparison; if it takes longer, the answer is wrong with the reason `timeout`.
     """
 
     def one(row: int) -> Graded:
@@ -70,7 +70,7 @@ def grade_many(
         return grade(kind, texts[row], golds[row], timeout=timeout, **choices, **more)
 
     if len(texts) != len(golds) or (options is not None and len(options) != len(texts)):
-        raise ValueError(f"{len(texts)} texts need as many golds (and options); there are {len(golds)} golds.")
+        raise ValueError(f"{len(texts)} texts, but {len(golds)} golds; give one gold (and options) per text.")
     if kind == "python":
         return list(map(one, range(len(texts))))
     with ThreadPoolExecutor(workers) as threads:
@@ -78,7 +78,7 @@ def grade_many(
 
 
 def check_golds(kind: Kind, golds: Sequence[Any], *, options: Sequence[list[str] | None] | None = None) -> list[int]:
-    r"""Positions of gold answers that cannot be graded against, so that a run can stop before it generates.
+    r"""Return the positions of gold answers that cannot be graded against, so that a run can stop before it generates.
 
     >>> check_golds("choice", ["A", "F", "b", ["B", ""]])
     [1, 3]

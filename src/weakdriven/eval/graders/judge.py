@@ -1,6 +1,6 @@
-r"""The verdict of math-verify on two answers, and the life of the worker processes that give it (see `workers.py`).
+r"""Compare two answers by math-verify, inside the worker processes of `workers.py`.
 
-math-verify can hang, needs much memory and refuses threads, so nothing else imports this module.
+math-verify can hang, needs much memory and does not support threads, so nothing else imports this module.
 """
 
 import json
@@ -25,17 +25,17 @@ MEMORY_MB = 2048
 
 
 def serve() -> None:
-    """The life of a worker: a line of JSON in, a line of text out; the first says that it is ready."""
+    """Run a worker: read a line of JSON, answer with a line of text; the first line of output says that it is ready."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB * 2**20, MEMORY_MB * 2**20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # a library that prints must not answer for us
+    os.dup2(2, 1)  # the output of libraries must not be read as a verdict
     logging.disable(logging.CRITICAL)
     latex2sympy2._Latex2Sympy = TwoStages
     print(judge(r"\frac{1}{2}", "x=0.25"), file=replies)  # loads the tables of the parser
     for line in sys.stdin:
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, request["timeout"] + 1)  # ends an orphan that hangs
+        signal.setitimer(signal.ITIMER_REAL, request["timeout"] + 1)  # ends a hanging worker without a parent
         try:
             reply = judge(request["gold"], request["answer"])
         except Exception as error:
@@ -73,9 +73,9 @@ def same_value(gold: str, answer: str) -> bool:
 
 
 def far_apart(gold: Any, answer: Any) -> bool:
-    """Whether two plain numbers differ by more than rounding does.
+    """Return whether two plain numbers differ by more than rounding.
 
-    It spares most wrong answers the verifier's algebra, and catches small numbers, of which it sees six decimals only.
+    Saves the verifier's algebra on most wrong answers, and compares small numbers, of which it sees only six decimals.
     """
     try:
         gold, answer = float(gold), float(answer)
@@ -86,7 +86,7 @@ def far_apart(gold: Any, answer: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def values(latex: str) -> list[Any]:
-    """What math-verify reads in an answer: LaTeX only, boxed first, no bare numbers; nothing where it is undefined."""
+    """Parse an answer as math-verify does: LaTeX only, boxed first, no bare numbers; nothing where it is undefined."""
     config = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
     found = parse(
         f"\\boxed{{{latex}}}", [config], extraction_mode="first_match", parsing_timeout=0, raise_on_error=True
@@ -99,8 +99,8 @@ def values(latex: str) -> list[Any]:
 class TwoStages(latex2sympy2._Latex2Sympy):
     """math-verify's LaTeX parser in two stages, as ANTLR's authors advise (Parr, Harwell and Fisher 2014).
 
-    The fast stage (SLL) is ten times faster on tuples and intervals. It either reads a text as the full stage (LL) does
-    or finds a syntax error, so what an answer means does not change. Only workers use it.
+    The fast stage (SLL) is ten times faster on tuples and intervals. It parses a text like the full stage (LL) or
+    reports a syntax error, so the meaning of an answer never changes. Only workers use it.
     """
 
     def create_parser(self, latex_str: str) -> Any:
@@ -109,6 +109,6 @@ class TwoStages(latex2sympy2._Latex2Sympy):
         try:
             tree = parser.math()
         except Exception:
-            return super().create_parser(latex_str)  # a new one: this one's lexer may be past what it cannot read
+            return super().create_parser(latex_str)  # a new parser: the lexer of this one may have moved on
         parser.math = lambda: tree
         return parser

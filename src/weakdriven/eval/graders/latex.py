@@ -1,6 +1,6 @@
-r"""How answers are written: LaTeX tidied for math-verify, words, percentages, number bases, vectors.
+r"""Notations of answers: tidy LaTeX for math-verify, and interpret words, percentages, number bases and vectors.
 
-These are the mendings where math-verify differs from what a careful person would say; each has cases in
+These corrections cover where math-verify differs from a careful human reader; each has cases in
 `tests/eval/graders/grading_cases.py`.
 """
 
@@ -12,7 +12,7 @@ NUMBERS = (
     "sixteen seventeen eighteen nineteen twenty"
 )
 NUMBER_WORDS = NUMBERS.split()
-REPLACED = [  # in this order; what math-verify stumbles over, written as it likes it
+REPLACED = [  # in this order: notations that math-verify misreads, and what it reads
     (r"\\(?:displaystyle|textstyle|limits|left\.|right\.)(?![a-zA-Z])", ""),
     (r"\\(?:boldsymbol|bm)(?![a-zA-Z])", r"\\mathbf"),
     (r"\\(?:textcolor|color)\s*\{[a-zA-Z]*\}\s*", ""),
@@ -50,7 +50,7 @@ REPLACED = [  # in this order; what math-verify stumbles over, written as it lik
     (rf"^({NUMBER})[eE]([+-]?\d+)$", r"\1\\times 10^{\2}"),
     (r"^(-?\d{1,3})((?:(?: |\\,|\\:|\\;|,\\!\s*)\d{3})+)$", lambda match: match[1] + re.sub(r"\D", "", match[2])),
 ]
-TWICE = re.compile(r"(?<=\{)\{([^{}]*)\}(?=\})|(?<=\()\(([^()]*)\)(?=\))")  # braces that cost the parser dear
+TWICE = re.compile(r"(?<=\{)\{([^{}]*)\}(?=\})|(?<=\()\(([^()]*)\)(?=\))")  # nested braces are slow to parse
 REPEATING = re.compile(r"(-?)(\d*)\.(\d*)(?:\\overline|\\bar|\\dot)\s*\{?(\d+)\}?(?:\\(?:dots|ldots|cdots))?")
 PERCENT = re.compile(r"(?:\s|\\,)*(?:\\?%|(?<=[\d\s])per ?cent|\bpct)\s*$")
 SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -66,7 +66,7 @@ WORDS = re.compile(r"[^\W\d_]+(?:[ '’-][^\W\d_]+)*")
 
 
 def tidy(latex: str) -> str:
-    r"""Dollar signs and full stops around an answer removed, and what math-verify cannot read rewritten.
+    r"""Remove dollar signs and full stops around an answer, and rewrite what math-verify cannot read.
 
     >>> tidy("$1\\,000$."), tidy("90°"), tidy("0.\\overline{3}")
     ('1000', '90^\\circ', '\\frac{3}{9}')
@@ -85,7 +85,7 @@ def tidy(latex: str) -> str:
 
 
 def as_words(latex: str) -> str | None:
-    r"""Words without LaTeX, case and article, or None for anything that may be mathematics.
+    r"""Return plain words without LaTeX, case and article, or None for anything that may be mathematics.
 
     >>> as_words("\\text{The Ellipse}"), as_words("\\text{(C)}"), as_words("xy"), as_words("5")
     ('ellipse', 'c', None, None)
@@ -99,7 +99,7 @@ def as_words(latex: str) -> str | None:
 
 
 def clash(gold: str, answer: str) -> bool:
-    """Whether two answers differ in what math-verify ignores: number bases, and sets against points and intervals."""
+    """Return whether answers differ in what math-verify ignores: number bases, or sets versus points and intervals."""
     bases = [BASE.match(latex) for latex in (gold, answer)]
     if bases[0] and bases[1]:
         return bases[0][1] != bases[1][1]
@@ -108,7 +108,7 @@ def clash(gold: str, answer: str) -> bool:
 
 
 def readings(latex: str, other: str) -> list[str]:
-    r"""What an answer may mean next to another one: a percentage as a number and as a fraction, a million as a number.
+    r"""List what an answer may mean next to another one: a percentage also as a fraction, a million also as a number.
 
     >>> readings("12.5\\%", "12.5"), readings("12.5\\%", "9\\%"), readings("2 \\text{ million}", "2")
     (['12.5', '\\frac{12.5}{100}'], ['12.5'], ['2', '2\\times 10^{6}'])
@@ -122,7 +122,7 @@ def readings(latex: str, other: str) -> list[str]:
 
 
 def columns_as_tuples(gold: str, answer: str) -> tuple[str, str]:
-    """A column vector is the same as the tuple of its entries if only one of the two is written as a column."""
+    """Rewrite a column vector as the tuple of its entries if only one of the two answers is a column."""
     columns = [COLUMN.match(latex) for latex in (gold, answer)]
     if (columns[0] is None) == (columns[1] is None):
         return gold, answer

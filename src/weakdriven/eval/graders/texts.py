@@ -1,7 +1,7 @@
 """Graders of short texts: `exact` and `contains`.
 
-Both read the reply after its thinking block, or what is between its last `<answer>` and `</answer>`. Case and white
-space do not count: texts are compared case-folded, in Unicode's NFKC form, with one space between words.
+Both read the reply after its thinking block, or the text between its last `<answer>` and `</answer>`. Case and white
+space are ignored: texts are compared case-folded, in Unicode's NFKC form, with one space between words.
 """
 
 import re
@@ -31,13 +31,13 @@ def plain_text(text: str) -> str:
 
 
 def final_text(reply: str) -> str:
-    """What a reply answers, without its thinking."""
+    """Return the answer of a reply, without its thinking."""
     final = after_thinking(reply)
     return (ANSWER.findall(final) or [final])[-1].strip()
 
 
 def grade_text(reply: str, gold: str, *, contains: bool = False) -> Graded:
-    """Whether a reply is the answer, or with `contains` has it somewhere as whole words.
+    """Compare a reply with the answer; with `contains`, look for the answer anywhere as whole words.
 
     >>> [grade_text(reply, "saturday").correct for reply in ("Saturday ", "On Saturday.")]
     [True, False]

@@ -1,8 +1,8 @@
 """Worker processes that judge answers, each sample under a hard limit of time and memory.
 
-A worker is a fresh interpreter that runs `judge.serve`. It is started once (sympy takes a second to import), killed
-when a sample takes too long, and ends when its parent's end of the pipe closes. It works from any thread, next to CUDA
-and in scripts without a main guard; `multiprocessing`, and the pools that are built on it, do not.
+A worker is a fresh interpreter that runs `judge.serve`. It is started once (importing sympy takes a second), killed
+if a sample takes too long, and ends when its parent's end of the pipe closes. Unlike `multiprocessing` and pools built
+on it, workers can be used from any thread, next to CUDA, and in scripts without a main guard.
 """
 
 import atexit
@@ -22,7 +22,7 @@ REMEMBERED = 200_000
 
 
 class Worker:
-    """One process; after a reply of None it is dead."""
+    """One process; it is dead after it returned None."""
 
     def __init__(self) -> None:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -33,20 +33,20 @@ class Worker:
             stderr=subprocess.DEVNULL,
             text=True,
             env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            start_new_session=True,  # Ctrl-C is for the parent
+            start_new_session=True,  # only the parent receives Ctrl-C
         )
         if self.read(START_LIMIT) is None:
-            raise RuntimeError("The process that checks answers did not start; try `python -c 'import math_verify'`.")
+            raise RuntimeError("The process that compares answers did not start; try `python -c 'import math_verify'`.")
 
     def ask(self, request: dict[str, str], timeout: float) -> str | None:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # a dead worker gives no reply either
+        with contextlib.suppress(BrokenPipeError):  # the worker is dead: `read` will return None
             self.process.stdin.write(json.dumps(request | {"timeout": timeout}) + "\n")
             self.process.stdin.flush()
         return self.read(timeout)
 
     def read(self, timeout: float) -> str | None:
-        """The next line; a worker that takes longer is killed."""
+        """Read the next line, or kill the worker after `timeout` seconds and return None."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout
         killer = threading.Timer(timeout, self.process.kill)
@@ -66,7 +66,7 @@ class Worker:
 
 
 class Pool:
-    """At most `size` workers, started when they are needed; those that were killed are replaced."""
+    """At most `size` workers, started on demand; killed workers are replaced."""
 
     def __init__(self, size: int) -> None:
         self.slots = threading.Semaphore(size)
@@ -83,7 +83,7 @@ class Pool:
             began, reply = time.monotonic(), None
             try:
                 reply = worker.ask(request, timeout)
-            finally:  # after a failure too: a worker short of memory would fail on the next sample
+            finally:  # also after a failure: a worker short of memory would fail again
                 if reply is None or reply.startswith(FAILED):
                     worker.kill()
                 else:
@@ -102,14 +102,14 @@ atexit.register(lambda: shared_pool().close())
 
 
 def shared_pool() -> Pool:
-    """The pool of this process; a forked child has its own."""
+    """Return the pool of this process; a forked child gets its own."""
     return _POOLS.get(os.getpid()) or _POOLS.setdefault(os.getpid(), Pool(cores()))
 
 
 def ask(gold: str, answer: str, *, timeout: float) -> str:
-    """The verdict of a worker on one pair of answers: a reason of `answers.py`.
+    """Let a worker compare two answers; return a reason of `answers.py`.
 
-    Verdicts are remembered, because many samples of one problem give the same answer; failures are tried again.
+    Results are cached, because many samples of one problem give the same answer; failures are not cached.
     """
     pool = shared_pool()
     if (known := pool.known.get((gold, answer))) is not None:

@@ -1,8 +1,8 @@
-"""Runs programs that nobody has read, without the network, files or rights of the host, and under limits.
+"""Run untrusted programs under limits, without network, files or rights of the host.
 
 Start at `run.py`: `run_code` takes a program and returns how it ended. `isolation.py` has the commands that isolate it,
 with bubblewrap or util-linux. `watcher.py` is process 1 of the sandbox: it starts the program and enforces the limits.
-`io_tests.py` runs inside and feeds an answer the inputs of its tests. What makes an answer right is in `eval/graders`.
+`io_tests.py` runs inside and gives an answer the inputs of its tests. `eval/graders` decides which answers are right.
 """
 
 from weakdriven.eval.sandbox.run import CodeResult, SandboxError, run_code

@@ -1,8 +1,8 @@
-"""Inside the sandbox: the code of an answer, once for each test and each time in a process of its own.
+"""Runs inside the sandbox: run the code of an answer once per test, each time in its own process.
 
-`graders/code.py` runs the text of this file as the sandboxed program, under any Python from 3.8 on. It reads one job as
-JSON from standard input and writes a line of JSON for each test, up to the first that did not end well. What the tests
-expect is not in the job, so an answer that takes this process over gains nothing by it.
+`graders/code.py` runs the text of this file as the sandboxed program, under Python 3.8 or newer. It reads one job as
+JSON from standard input and writes a line of JSON for each test, up to the first that fails to end well. The job does
+not contain the expected outputs, so an answer that takes over this process gains nothing.
 """
 
 import atexit
@@ -19,9 +19,9 @@ import traceback
 
 CHANNEL = 3
 STACK = 64 * 2**20
-"""Bytes for deep recursion, which is common in such answers and needs the C stack under a cached function."""
+"""Bytes of C stack for deep recursion under a cached function, which is common in such answers."""
 
-# What LiveCodeBench has imported before an answer begins.
+# Modules that LiveCodeBench imports before an answer starts.
 MODULES = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
 )
@@ -32,7 +32,7 @@ PRELUDE = "\n".join(
     ]
 )
 HEAVY = ("numpy", "scipy", "pandas", "sympy", "networkx")
-"""Packages that take long to import: imported once, before the tests are forked off."""
+"""Packages that are slow to import: imported once, before the tests are forked."""
 
 
 def main(job: dict) -> None:
@@ -40,7 +40,7 @@ def main(job: dict) -> None:
     exec(PRELUDE, {})
     for name in HEAVY:
         if re.search(rf"^\s*(import|from) +{name}\b", job["code"], re.MULTILINE):
-            with contextlib.suppress(Exception):  # the answer meets it again, and may handle it
+            with contextlib.suppress(Exception):  # the answer gets the same error and may handle it
                 __import__(name)
     sys.setrecursionlimit(50_000)
     if hasattr(sys, "set_int_max_str_digits"):
@@ -55,7 +55,7 @@ def main(job: dict) -> None:
 
 
 def one_test(program, given, job: dict) -> "tuple[str, str]":
-    """How a test ended ("passed": by itself) and what it printed or returned."""
+    """Return how a test ended ("passed": by itself) and what it printed or returned."""
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as sink:
         if not job["entry_point"]:
             source.write(given.encode("utf-8", "surrogatepass"))
@@ -83,7 +83,7 @@ def one_test(program, given, job: dict) -> "tuple[str, str]":
         _, status = os.waitpid(child, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         with contextlib.suppress(OSError):
-            os.killpg(child, signal.SIGKILL)  # what it has left running
+            os.killpg(child, signal.SIGKILL)  # processes that it left running
         if late:
             return "timeout", ""
         if os.WIFSIGNALED(status):
@@ -97,7 +97,7 @@ def one_test(program, given, job: dict) -> "tuple[str, str]":
 
 
 def be_the_answer(program, given, entry_point: str, source: int, sink: int) -> None:
-    """Run the code as a program that reads `source` and writes `sink`, or write the value of its function there."""
+    """Run the code as a program that reads `source` and writes `sink`, or write the value of its function to `sink`."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     os.close(CHANNEL)
     os.dup2(source, 0)
@@ -121,27 +121,27 @@ def be_the_answer(program, given, entry_point: str, source: int, sink: int) -> N
         with open(sink, "w", encoding="utf-8") as file:
             file.write(value)
     else:
-        with contextlib.suppress(SystemExit):  # the usual way to end such a program
+        with contextlib.suppress(SystemExit):  # such programs usually end this way
             exec(program, module.__dict__)
         leave(sys.__stdout__)
 
 
 def leave(stdout) -> None:
-    """What an interpreter does at its end: wait for threads, call exit handlers, flush."""
+    """Do what an interpreter does at exit: wait for threads, call exit handlers, flush."""
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
     for output in (sys.stdout, stdout):
-        with contextlib.suppress(AttributeError, ValueError):  # replaced or closed by the answer
+        with contextlib.suppress(AttributeError, ValueError):  # the answer replaced or closed it
             output.flush()
 
 
 def plain(value):
-    """A number or an array of numpy's as JSON knows it."""
+    """Convert numpy's numbers and arrays to JSON values."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"the answer returned a {type(value).__name__}, which is no JSON value")
+    raise TypeError(f"the answer returned a {type(value).__name__}, which is not a JSON value")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The commands that isolate a program, by bubblewrap or by util-linux, and what the program can see."""
+"""Commands that isolate a program, with bubblewrap or util-linux, and what the program can see."""
 
 import functools
 import json
@@ -13,7 +13,7 @@ from weakdriven.errors import UserError
 from weakdriven.eval.sandbox import watcher
 
 METHODS = {"bubblewrap": ("bwrap",), "unshare": ("unshare", "setpriv")}
-"""The programs that each method needs; the method that comes first is preferred."""
+"""Programs that each method needs; the first method is preferred."""
 WATCHER, PREPARATION = (str(Path(__file__).resolve().with_name(name)) for name in ("watcher.py", "new_root.py"))
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 ETC = (
@@ -23,7 +23,7 @@ ETC = (
 )
 DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
 
-# What an interpreter says of itself.
+# Asks an interpreter about itself.
 QUERY = """
 import json, sys
 if sys.version_info < (3, 8):
@@ -31,11 +31,11 @@ if sys.version_info < (3, 8):
 print(json.dumps([sys.executable, [sys.prefix, sys.exec_prefix, sys.base_prefix], sys.path]))
 """
 
-# What bubblewrap does, with util-linux: `unshare` starts this as process 1, and as root of new namespaces. The new root
-# grows in /sys, of which nothing is shown. Whatever is mounted in it becomes read-only, also below the folders that are
-# shown; /proc does last, because a namespace gets its user by a file in it. In the inner namespace, whose user is not
-# root, nobody has the right to change any of this. Arguments: the options of a private folder, a Python, `new_root.py`,
-# places and sources (one a line); then the command.
+# Does with util-linux what bubblewrap does. `unshare` starts this as process 1 and as root of new namespaces. The new
+# root is built in /sys, of which nothing is shown. Every mount in it becomes read-only, also mounts below the folders
+# that are shown; /proc is last, because a namespace gets its user by a file in it. In the inner namespace the user is
+# not root, so nobody may change any of this. Arguments: the options of a private folder, a Python, `new_root.py`,
+# places and sources (one per line); then the command.
 NEW_ROOT = """
 PATH="$PATH:/usr/sbin:/sbin"
 mount -t tmpfs -o nosuid,nodev,mode=755,size=4m root /sys
@@ -61,22 +61,22 @@ exec setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all --no-new-pr
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python and where it finds what it needs."""
+    """A Python and where it finds its packages."""
 
     executable: str
     prefixes: tuple[str, ...]
     sites: tuple[str, ...]
-    """Its folders of packages."""
+    """Folders of its packages."""
 
 
 @functools.cache
 def interpreter(python: str | None = None) -> Interpreter:
-    """This process's interpreter and packages, or those of another interpreter, which is asked once."""
+    """Describe this process's interpreter, or another one, which is asked once."""
     executable, prefixes, path = sys.executable, [sys.prefix, sys.exec_prefix, sys.base_prefix], sys.path
     if python is not None:
         if (found := shutil.which(python)) is None:
             raise UserError(f"python={python} is not an executable program. Give the path of a Python interpreter.")
-        # without our own settings for Python, and without packages of the user's home
+        # ignores our own settings for Python and the packages in the user's home
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         command = [os.path.abspath(found), "-s", "-c", QUERY]
         try:
@@ -84,7 +84,7 @@ def interpreter(python: str | None = None) -> Interpreter:
             executable, prefixes, path = json.loads(answer.stdout)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             complaint = last_line(getattr(error, "stderr", None) or str(error))
-            raise UserError(f"python={python} does not answer as Python 3.8 or newer: {complaint}") from error
+            raise UserError(f"python={python} is not a working Python 3.8 or newer: {complaint}") from error
     names = ("site-packages", "dist-packages")
     sites = [os.path.abspath(entry) for entry in path if Path(entry).name in names and Path(entry).is_dir()]
     return Interpreter(executable, tuple(prefixes), tuple(sites))
@@ -95,7 +95,7 @@ def last_line(text: str) -> str:
 
 
 def view(python: Interpreter) -> dict[str, str]:
-    """All that a program can read, as place: source: system folders, its interpreter, its packages, the watcher."""
+    """Map each place that a program can read to its source: system folders, interpreter, packages, the watcher."""
     hops, link = [], python.executable
     while os.path.islink(link):
         hops.append(link)
@@ -113,7 +113,7 @@ def view(python: Interpreter) -> dict[str, str]:
 
 @functools.cache
 def isolating_command(method: str, python: Interpreter) -> tuple[str, ...]:
-    """The command behind which a command runs isolated, as process 1 of its own namespaces."""
+    """Return the command prefix that runs a command isolated, as process 1 of its own namespaces."""
     commands = {"bubblewrap": bubblewrap, "unshare": unshare}
     return tuple(commands[method](python)) if method in commands else ()
 
@@ -128,7 +128,7 @@ def bubblewrap(python: Interpreter) -> list[str]:
     command += ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", *size, "--tmpfs", "/tmp"]
     for place, source in view(python).items():
         command += ["--ro-bind", source, place]
-    for place in ("/proc", "/dev", "/"):  # root without capabilities may still write to the files of root in /proc/sys
+    for place in ("/proc", "/dev", "/"):  # root without capabilities can still write to root's files in /proc/sys
         command += ["--remount-ro", place]
     return [*command, "--chdir", "/", "--"]
 

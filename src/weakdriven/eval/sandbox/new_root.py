@@ -1,7 +1,7 @@
-"""Without bubblewrap: what mount, unshare and their like cannot do for the new root.
+"""Finish the new root of a sandbox without bubblewrap, where mount and unshare are not enough.
 
-`NEW_ROOT` of `isolation.py` starts this file as a script with `python -I -S`. It imports nothing of ours, and nothing
-that is slow to import. Arguments: the new root; then, one a line, each place that it shows and what is mounted there.
+`NEW_ROOT` of `isolation.py` starts this file as a script with `python -I -S`. It imports nothing of ours and nothing
+that is slow to import. Arguments: the new root; then, one per line, each place to show and what is mounted there.
 """
 
 import _socket
@@ -11,7 +11,7 @@ import sys
 
 
 def escape(path: str) -> str:
-    """A path as a table of mounts has it.
+    """Escape a path for a table of mounts.
 
     >>> escape("/home/a b")
     '/home/a\\\\040b'
@@ -28,7 +28,7 @@ def main(root: str, view: "list[str]") -> None:
         if not is_folder:
             open(target, "w").close()
         table.append(f"{escape(source)} {escape(target)} none rbind\n")
-    with open(f"{root}/proc/table", "w", errors="surrogateescape") as file:  # where /proc will hide it
+    with open(f"{root}/proc/table", "w", errors="surrogateescape") as file:  # the mount of /proc will hide it
         file.writelines([*table, f"proc {root}/proc proc nosuid,nodev,noexec\n"])
     for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{number}", f"{root}/dev/{name}")

@@ -1,4 +1,4 @@
-"""Run generated code where it can hurt nothing, and believe only a program that ran to its very end.
+"""Run generated code isolated from the host, and accept a program only if its last statement was reached.
 
 `run_code` starts `watcher.py` isolated from the host, and the watcher starts the program;
 docs/background/sandbox.md says what the program sees and what this does not protect from.
@@ -24,17 +24,17 @@ from weakdriven.eval.sandbox.isolation import METHODS, WATCHER, Interpreter, int
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # the order of a set does not change from one grading to the next
-    "MALLOC_ARENA_MAX": "2",  # else each thread reserves 64 MiB of the address space that is limited
+    "PYTHONHASHSEED": "0",  # keeps the order of sets equal between gradings
+    "MALLOC_ARENA_MAX": "2",  # else each thread reserves 64 MiB of the limited address space
     **{f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")},
 }
 STARTED = b"started\n"
 OUTPUT_LIMIT = 4 * 2**20
 GRACE = 15.0
-"""Seconds after which a sandbox that should long have ended is killed from outside."""
+"""Seconds after which a sandbox that should have ended is killed from outside."""
 
-# What the probe of a method must find: no other process, no interface but loopback, no mount outside /tmp and /dev that
-# can be written to, no rights.
+# What a method must guarantee: no other process is visible, no interface except loopback, no writable mount outside
+# /tmp and /dev, no rights.
 PROBE = """
 import os, socket
 assert [name for _, name in socket.if_nameindex()] in ([], ["lo"]), "the network is visible"
@@ -52,13 +52,13 @@ assert os.getuid() and not any(rights), "the program has rights"
 class CodeResult:
     status: str
     """passed, failed (an exception), exited_early, timeout, memory, output, processes, disk, killed (by a signal) or
-    forged (claimed its end from inside)."""
+    forged (it faked its own end)."""
     stderr: str
-    """The last 4 KiB of what the program wrote to standard error."""
+    """Last 4 KiB of the program's standard error."""
     seconds: float
-    """Wall time of the program, without the start of its interpreter."""
+    """Wall time of the program, without starting its interpreter."""
     stdout: str = ""
-    """What the program printed, if that was to be kept."""
+    """What the program printed, if `keep_stdout` was set."""
 
     @property
     def passed(self) -> bool:
@@ -66,11 +66,11 @@ class CodeResult:
 
 
 class SandboxError(UserError):
-    """The sandbox itself did not work, so nothing can be said about the program."""
+    """The sandbox itself failed, so the program has no verdict."""
 
 
 class MachineIsBusy(SandboxError):
-    """No process could be started for the moment, for example because another program has forked without end."""
+    """No process can be started at the moment, for example because another program forks without end."""
 
     SIGNS = ("Resource temporarily unavailable", "it did not end in time")
 
@@ -87,17 +87,17 @@ def run_code(
     keep_stdout: bool = False,
     output_limit: int = OUTPUT_LIMIT,
 ) -> CodeResult:
-    """Run a Python program in isolation; it has passed only if its last statement has run.
+    """Run a Python program in isolation; it passes only if its last statement was reached.
 
     Args:
         timeout: Seconds of wall time.
         memory_mb: MiB of memory of all its processes together, and of address space for each.
-        unsafe: Run it without isolation, under resource limits alone, where isolation is not available.
+        unsafe: If isolation is not available, run it under resource limits alone.
         method: "bubblewrap" or "unshare"; by default what `isolation` finds.
-        python: The interpreter, 3.8 or newer, that runs it and whose packages it sees; by default this one.
-        stdin: What it reads from standard input.
+        python: Interpreter, 3.8 or newer, that runs it and whose packages it sees; by default this one.
+        stdin: Text of its standard input.
         keep_stdout: Return what it prints.
-        output_limit: Bytes that it may print, to standard output and standard error together.
+        output_limit: Maximum of bytes that it may print to standard output and standard error together.
 
     >>> run_code("assert 1 + 1 == 2", unsafe=True).status
     'passed'
@@ -105,7 +105,7 @@ def run_code(
     'exited_early'
     """
     if timeout <= 0 or memory_mb < 32:
-        raise UserError(f"timeout={timeout}, memory_mb={memory_mb}: a program needs time, and 32 MiB or more.")
+        raise UserError(f"timeout={timeout}, memory_mb={memory_mb}: a program needs time and at least 32 MiB.")
     method = method or isolation()
     if method == "none" and not unsafe:
         raise SandboxError(no_isolation())
@@ -114,7 +114,7 @@ def run_code(
     if method == "none":
         with tempfile.TemporaryDirectory(prefix="weakdriven-", ignore_cleanup_errors=True) as folder:
             return run_job(job | {"folder": folder}, method, interpreter(python))
-    for seconds in (1.0, 5.0):  # try again: nothing of the program has run yet
+    for seconds in (1.0, 5.0):  # retry: no part of the program has run yet
         with contextlib.suppress(MachineIsBusy, BlockingIOError):
             return run_job(job, method, interpreter(python))
         time.sleep(seconds)
@@ -123,13 +123,13 @@ def run_code(
 
 @functools.cache
 def isolation() -> str:
-    """What isolates programs here: "bubblewrap", "unshare" or "none"; found by running a program in it."""
+    """Return the method that isolates programs here, "bubblewrap", "unshare" or "none", found by trying it."""
     return next((method for method in METHODS if why_not(method) is None), "none")
 
 
 @functools.cache
 def why_not(method: str) -> str | None:
-    """Why a method does not work here, or None if it does."""
+    """Return why a method does not work here, or None if it does."""
     if missing := [name for name in METHODS[method] if shutil.which(name) is None]:
         return f"{missing[0]} is not installed"
     try:
@@ -142,15 +142,15 @@ def why_not(method: str) -> str | None:
 def no_isolation() -> str:
     found = "; ".join(f"{method}: {why_not(method)}" for method in METHODS)
     return (
-        f"Generated code needs a sandbox, and none works here ({found}). Install bubblewrap, or let the kernel give "
-        "this user namespaces (in a container: allow unshare, mount and a new /proc). Where the code may do all that "
+        f"Generated code needs a sandbox, and none works here ({found}). Install bubblewrap, or allow "
+        "this user namespaces (in a container: allow unshare, mount and a new /proc). If the code may do all that "
         "you may do, allow unsafe."
     )
 
 
 def run_job(job: dict[str, Any], method: str, python: Interpreter) -> CodeResult:
     environment = dict(ENVIRONMENT)
-    if libraries := os.environ.get("LD_LIBRARY_PATH"):  # some interpreters find their own libraries through it only
+    if libraries := os.environ.get("LD_LIBRARY_PATH"):  # some interpreters find their own libraries only through it
         environment["LD_LIBRARY_PATH"] = libraries
     job |= {"python": python.executable, "places": python.sites, "environment": environment}
     script = "/sandbox.py" if job["isolated"] else WATCHER
@@ -168,7 +168,7 @@ def run_job(job: dict[str, Any], method: str, python: Interpreter) -> CodeResult
         said, complaint = process.communicate(json.dumps(job).encode(), job["timeout"] + watcher.START_LIMIT + GRACE)
     except subprocess.TimeoutExpired as error:
         said, complaint = error.stdout or b"", b"it did not end in time"
-    finally:  # also where this thread is interrupted
+    finally:  # also if this thread is interrupted
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
@@ -177,14 +177,14 @@ def run_job(job: dict[str, Any], method: str, python: Interpreter) -> CodeResult
         reason = json.loads(verdict)["stderr"] if verdict else complaint.decode(errors="replace")
         kind = MachineIsBusy if any(sign in reason for sign in MachineIsBusy.SIGNS) else SandboxError
         raise kind(f"The sandbox ({method}) could not start a program: {last_line(reason) or 'no reason given'}")
-    if not verdict:  # a program of the same user can starve the process that watches it, and gains nothing by it
-        return CodeResult("killed", "the process that watched the program is gone", time.monotonic() - begun)
+    if not verdict:  # a program of the same user can starve its watcher, but gains nothing by it
+        return CodeResult("killed", "the process that watched the program has died", time.monotonic() - begun)
     return read_verdict(json.loads(verdict))
 
 
 def read_verdict(verdict: dict[str, Any]) -> CodeResult:
     status, code = verdict["ending"], verdict["wait"]
-    # without the frames that started the program
+    # drop the frames that started the program
     stderr = re.sub(r'  File "<string>", line \d+, in (<module>|run)\n(    .*\n)*', "", verdict["stderr"])
     if status == "ended":
         last = last_line(stderr)

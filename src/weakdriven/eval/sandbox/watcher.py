@@ -1,8 +1,8 @@
-"""Process 1 of the sandbox: starts the program, watches it, and reports how it ended.
+"""Process 1 of the sandbox: start the program, watch it, and report how it ended.
 
-`run.py` starts this file as a script with `python -I -S`, under any Python from 3.8 on, so it imports nothing of ours.
-It reads one job as JSON from standard input and writes to standard output: a line when the program begins, then the
-verdict as JSON. The kernel shields process 1 from the program's signals, and kills whatever is left when it ends.
+`run.py` starts this file as a script with `python -I -S`, under Python 3.8 or newer, so it imports nothing of ours. It
+reads one job as JSON from standard input and writes to standard output: a line when the program begins, then the
+verdict as JSON. The kernel protects process 1 from the program's signals and kills all other processes when it ends.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ INODE_LIMIT = 10_000
 TASK_LIMIT = 128
 OPEN_FILES = 256
 START_LIMIT = 30.0
-"""Seconds that the program's interpreter may take to start; the program's own time begins after that."""
+"""Seconds that the program's interpreter may take to start; the program's own time starts afterwards."""
 TICK = 0.02
 
 CHANNEL = 3
-"""The program's end of the socket on which the runner reports."""
+"""File descriptor of the socket on which the runner reports."""
 
 STACK_SLACK = 128
-"""Bytes: glibc's read() takes 40 more once there are threads; a call from inside the program stands 600 deeper."""
+"""Bytes: with threads, glibc's read() uses 40 more; a call from inside the program is 600 deeper."""
 
-# The runner calls read() twice from one frame: before the program and after it. The supervisor lets the program pass
-# only if the stack pointer of the second call is that of the first (docs/background/sandbox.md). The calls stand apart
-# rather than in a loop, because the interpreter specialises a call that it meets again and then uses another stack.
-# The frame is never left alive: what runs at an interpreter's exit stands shallower, and could choose its depth.
+# The runner calls read() twice from one frame, before and after the program. The supervisor accepts the end only if
+# both calls have the same stack pointer (docs/background/sandbox.md). The two calls are written out and not in a loop,
+# because the interpreter specialises a call on its second execution, which then uses another stack depth. The frame is
+# never left alive: code at interpreter exit runs on a shallower stack and could choose its depth.
 RUNNER = """
 def run(path, places, exec, compile, read, write, settrace, setprofile, flush, show, leave):
     import os, sys
@@ -86,7 +86,7 @@ def call(name: str, *arguments) -> int:
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 SYS_PIDFD_OPEN = 434  # the same on every architecture
-# memfd_create, memfd_secret and shmget hold memory that belongs to no process, so that nobody could count it
+# memfd_create, memfd_secret and shmget allocate memory that belongs to no process, so it could not be counted
 UNCOUNTED = {"x86_64": (0xC000003E, (319, 447, 29)), "aarch64": (0xC00000B7, (279, 447, 194))}
 
 
@@ -95,7 +95,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def limit_program(job: dict) -> None:
-    """Limits of the program's process, which every process that it starts inherits."""
+    """Limit the program's process; every process that it starts inherits the limits."""
     limits = {
         resource.RLIMIT_CPU: int(job["timeout"]) + 2,
         resource.RLIMIT_AS: job["memory_mb"] * 2**20,
@@ -105,8 +105,8 @@ def limit_program(job: dict) -> None:
         resource.RLIMIT_MEMLOCK: 0,
     }
     major, minor = (int("".join(filter(str.isdigit, part))) for part in os.uname().release.split(".")[:2])
-    if job["isolated"] and (major, minor) >= (5, 14):  # before, the kernel counts the user's processes outside too
-        limits[resource.RLIMIT_NPROC] = TASK_LIMIT + 16  # room for the watcher to see too many
+    if job["isolated"] and (major, minor) >= (5, 14):  # older kernels also count the user's processes outside
+        limits[resource.RLIMIT_NPROC] = TASK_LIMIT + 16  # lets the watcher observe an excess
     for limit, wanted in limits.items():
         _, hard = resource.getrlimit(limit)
         value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -117,14 +117,14 @@ def limit_program(job: dict) -> None:
 
 
 def forbid_uncounted_memory() -> None:
-    """A system call filter, where the kernel has one: those calls do not exist, nor do other calling conventions."""
+    """Install a system call filter, if the kernel has one, that hides those calls and other calling conventions."""
     architecture, numbers = UNCOUNTED.get(os.uname().machine, (0, ()))
     load, equal, at_least, leave = 0x20, 0x15, 0x35, 0x06
-    steps = [(load, 4), (equal, architecture), (load, 0), (at_least, 0x40000000)]  # from there on: x32
+    steps = [(load, 4), (equal, architecture), (load, 0), (at_least, 0x40000000)]  # x32 calls start there
     steps += [*((equal, number) for number in numbers), (leave, 0x7FFF0000), (leave, 0x00050000 | errno.ENOSYS)]
     code = ctypes.create_string_buffer(8 * len(steps))
     for place, (step, value) in enumerate(steps):
-        jump = 0 if step in (load, leave) else len(steps) - 2 - place  # to the refusal
+        jump = 0 if step in (load, leave) else len(steps) - 2 - place  # to the rejection
         jumps = (0, jump) if value == architecture else (jump, 0)
         struct.pack_into("=HBBI", code, 8 * place, step, *jumps, value)
     if numbers and sys.maxsize > 2**32:
@@ -132,7 +132,7 @@ def forbid_uncounted_memory() -> None:
 
 
 def standard_input(text: str) -> int:
-    """A file with the program's standard input, which counts as nobody's memory or disk."""
+    """Make a file with the program's standard input; its memory and disk are not counted."""
     if not text:
         return os.open("/dev/null", os.O_RDONLY)
     fd = os.memfd_create("stdin")
@@ -143,7 +143,7 @@ def standard_input(text: str) -> int:
 
 
 def start_program(job: dict) -> "tuple[int, socket.socket, int, int]":
-    """Fork and exec the program's interpreter; its pid, our end of the channel, and its two outputs."""
+    """Fork and exec the program's interpreter; return its pid, our end of the channel, and its two outputs."""
     folder = job["folder"]
     os.mkdir(f"{folder}/work")
     with open(f"{folder}/program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
@@ -156,14 +156,14 @@ def start_program(job: dict) -> "tuple[int, socket.socket, int, int]":
     if pid == 0:
         try:
             os.setsid()
-            # first out of the way of 0 to 3, then to their places
+            # first move them away from 0 to 3, then to their places
             sources = [os.dup2(fd, 20 + place) for place, fd in enumerate((given, out_end, err_end, theirs.fileno()))]
             for place, fd in enumerate(sources):
                 os.dup2(fd, place, inheritable=True)
             os.closerange(CHANNEL + 1, 1024)
             os.chdir(f"{folder}/work")
             os.umask(0o077)
-            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and a program inherits what is ignored
+            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and a program would inherit that
                 signal.signal(ignored, signal.SIG_DFL)
             limit_program(job)
             os.execve(
@@ -180,7 +180,7 @@ def start_program(job: dict) -> "tuple[int, socket.socket, int, int]":
 
 
 def stack_in_read(pid: int, looks: int = 1) -> "int | None":
-    """Stack pointer of a process that waits in read(CHANNEL); None if it does not, or the kernel does not tell."""
+    """Return the stack pointer of a process that waits in read(CHANNEL); None if it does not wait."""
     for look in range(looks):
         time.sleep(0.0005 if look else 0)
         try:
@@ -194,7 +194,7 @@ def stack_in_read(pid: int, looks: int = 1) -> "int | None":
 
 
 def processes(isolated: bool) -> "list[int]":
-    """All processes but this one: of the pid namespace, or the descendants where there is none."""
+    """List all other processes of the pid namespace, or without a namespace the descendants of this one."""
     if isolated:
         return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
     found, queue = [], [os.getpid()]
@@ -208,7 +208,7 @@ def processes(isolated: bool) -> "list[int]":
 
 
 def over_limit(job: dict) -> "str | None":
-    """Which limit on the sum of all processes and files is broken, if any."""
+    """Name the exceeded limit on the sum of all processes and files, if any."""
     alive = processes(job["isolated"])
     pages = tasks = used = 0
     for pid in alive:
@@ -232,14 +232,14 @@ def over_limit(job: dict) -> "str | None":
 
 
 def own_memory(pid: int) -> int:
-    """Bytes of a process where pages shared with others count by their share, so that forks are not counted twice."""
+    """Return a process's bytes, dividing shared pages by the number of sharers, so that forks are not counted twice."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
         return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)
     return 0
 
 
 def reap(pid: int) -> "int | None":
-    """Collect the dead; the wait status of `pid` if it is among them."""
+    """Collect dead processes; return the wait status of `pid` if it is among them."""
     statuses = {}
     with contextlib.suppress(ChildProcessError):
         while (dead := os.waitpid(-1, os.WNOHANG))[0]:
@@ -248,9 +248,9 @@ def reap(pid: int) -> "int | None":
 
 
 def supervise(job: dict) -> dict:
-    """Run the program to its end or to a limit, and say which it was."""
+    """Run the program to its end or to a limit, and report which."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_DUMPABLE, 0)  # so that the program can neither trace this process nor look into it
+    prctl(PR_SET_DUMPABLE, 0)  # the program can neither trace nor inspect this process
     pid, channel, out, err = start_program(job)
     poll = select.poll()
     for fd in (channel.fileno(), out, err, call("syscall", SYS_PIDFD_OPEN, pid, 0)):
@@ -285,7 +285,7 @@ def supervise(job: dict) -> dict:
             ending = "output"
         elif asked and stack is None:
             ending = "passed"
-        elif asked and (last := stack_in_read(pid)) is not None:  # None: it does not wait for the answer yet
+        elif asked and (last := stack_in_read(pid)) is not None:  # None: it is not waiting yet
             ending = "passed" if 0 <= stack - last <= STACK_SLACK else "forged"
         elif now > deadline:
             ending = "timeout"
@@ -293,7 +293,7 @@ def supervise(job: dict) -> dict:
             checked, ending = now, over_limit(job)
     seconds = time.monotonic() - begun
     kill_all(job["isolated"])
-    for fd in output:  # what is left in a pipe, whether or not somebody still holds its other end
+    for fd in output:  # read what is left in a pipe, even if its other end is still open
         os.set_blocking(fd, False)
         with contextlib.suppress(BlockingIOError):
             while data := os.read(fd, 65536):
@@ -304,7 +304,7 @@ def supervise(job: dict) -> dict:
 
 
 def kill_all(isolated: bool) -> None:
-    """Kill every process of the program; in a pid namespace this is one system call, which none escapes."""
+    """Kill every process of the program; in a pid namespace a single system call reaches all of them."""
     for _ in range(1000):
         if not (alive := processes(isolated)):
             return
@@ -317,7 +317,7 @@ def kill_all(isolated: bool) -> None:
 
 def main() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 is shielded from signals that it does not handle
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 does not receive signals that it does not handle
     job = json.loads(sys.stdin.buffer.read())
     os.write(1, json.dumps(supervise(job)).encode())
 

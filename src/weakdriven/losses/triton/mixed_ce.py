@@ -1,7 +1,7 @@
-"""Triton rows: mixed cross-entropy of a strong and a weak logit row, its statistics, and its gradient in place.
+"""The row function in Triton: mixed cross-entropy of a strong and a weak logit row, statistics, gradient in place.
 
 R = rows of a tile, V = vocabulary. Each program owns one row and reads both logit rows twice: once for the
-log-sum-exps, once to write the gradient over the logits. All arithmetic is float32 whatever the logits are in.
+log-sum-exps, once to overwrite the logits by the gradient. All arithmetic is float32 for any precision of the logits.
 """
 
 import torch
@@ -25,7 +25,7 @@ def _capped(raw, scale, cap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _slope(z, scale, cap, CAPPED: tl.constexpr):
-    """Derivative of the capped logit by the raw one."""
+    """Return the derivative of the capped logit by the raw one."""
     if CAPPED:
         return scale * (1 - (z / cap) * (z / cap))
     else:
@@ -34,7 +34,7 @@ def _slope(z, scale, cap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _mixed(strong, weak, strong_weight, STRONG: tl.constexpr):
-    """Without STRONG the weight is 0, and a logit of minus infinity, times 0, is not a number."""
+    """Mix two logits; without STRONG, leave the strong one out, because its weight is 0 and 0 * -inf is NaN."""
     if STRONG:
         return strong_weight * strong + (1 - strong_weight) * weak
     else:
@@ -48,14 +48,14 @@ def _add(z, largest, total, weighted):
     e = tl.exp(-tl.abs(rise))
     higher = rise > 0
     total = tl.where(higher, total * e + 1, total + e)
-    # 0 times a logit of minus infinity would be NaN; where z itself is NaN, e is too
+    # 0 * -inf would be NaN; if z itself is NaN, so is e
     weighted = tl.where(higher, weighted * e + z, weighted + e * tl.maximum(z, -1e30))
     return tl.where(higher, z, largest), total, weighted
 
 
 @triton.jit
 def _finish(largest, total, weighted):
-    """Log-sum-exp of all lanes, and their entropy."""
+    """Return the log-sum-exp of all lanes and their entropy."""
     most = tl.max(largest, 0)
     share = tl.exp(largest - most)
     whole = tl.sum(total * share, 0)
@@ -92,14 +92,14 @@ def _rows(
     strong_ptr += row * strong_stride
     weak_ptr += row * weak_stride
     target = tl.load(target_ptr + row)
-    known = (target >= 0) & (target < vocabulary)  # another target has no logit: its loss is not a number
-    # read here, because other warps may have written their gradients over it by the time of its use
+    known = (target >= 0) & (target < vocabulary)  # other targets have no logit; their loss is NaN
+    # read early, because other warps may overwrite it with gradients before it is used
     strong_y = tl.load(strong_ptr + target, mask=known, other=float("nan")).to(tl.float32)
     strong_y = _capped(strong_y, strong_scale, strong_cap, STRONG_CAPPED)
     weak_y = tl.load(weak_ptr + target, mask=known, other=float("nan")).to(tl.float32)
     weak_y = _capped(weak_y, weak_scale, weak_cap, WEAK_CAPPED)
     lanes = tl.arange(0, BLOCK)
-    low = tl.full((BLOCK,), -1e30, tl.float32)  # finite: the difference of two infinities is not a number
+    low = tl.full((BLOCK,), -1e30, tl.float32)  # finite, because inf - inf is NaN
     mixed_max, mixed_sum, mixed_dot = low, low * 0, low * 0
     strong_max, strong_sum, strong_dot = low, low * 0, low * 0
     weak_max, weak_sum, weak_dot = low, low * 0, low * 0
@@ -115,8 +115,9 @@ def _rows(
             weak = _capped(weak, weak_scale, weak_cap, WEAK_CAPPED)
             mixed = _mixed(strong, weak, strong_weight, STRONG)
             if STATISTICS:
-                lower = tl.maximum(weak, -1e30) - strong  # infinite for a token that both models forbid
-                smallest = tl.minimum(smallest, tl.where(inside, lower, smallest))
+                lower = tl.maximum(weak, -1e30) - strong  # inf for a token that both models forbid
+                # without the target, whose difference a compiler may round differently here and below
+                smallest = tl.minimum(smallest, tl.where(inside & (place != target), lower, smallest))
                 weak = tl.where(inside, weak, low)
                 weak_max, weak_sum, weak_dot = _add(weak, weak_max, weak_sum, weak_dot)
                 strong = tl.where(inside, strong, low)
@@ -147,7 +148,7 @@ def _rows(
 
     if GRADIENTS > 0:
         blocks = tl.cdiv(vocabulary, BLOCK)
-        for back in range(0, blocks):  # backwards, because the end of the row was read last and may still be in cache
+        for back in range(0, blocks):  # backwards: the end of the row was read last and may be cached
             place = (blocks - 1 - back) * BLOCK + lanes
             inside = place < vocabulary
             strong = tl.load(strong_ptr + place, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
@@ -173,7 +174,7 @@ def _rows(
 def mix_rows(
     strong_RV: Tensor, weak_RV: Tensor | None, target_R: Tensor, mixing: Mixing, *, statistics: bool, gradients: int
 ) -> Tensor:
-    """The same contract as `losses.mix_rows.mix_rows`, in one kernel."""
+    """Do the same as `losses.mix_rows.mix_rows`, in one kernel."""
     rows, vocabulary = strong_RV.shape
     result_R9 = torch.full((rows, COLUMNS), float("nan"), dtype=torch.float32, device=strong_RV.device)
     block = min(BLOCK, max(16, triton.next_power_of_2(vocabulary)))

@@ -1,4 +1,4 @@
-"""DPO and SPIN in a run: completions of the start model, pairs of them, and training on the pairs."""
+"""DPO and SPIN in a run: completions of the start model, pairs made of them, and training on the pairs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -42,7 +42,7 @@ MakePairs = Callable[[Iterable[Asked], Tally], Iterator[Pair]]
 
 
 def dpo(context: Context, data: Stage) -> Model:
-    """M1's own completions, verified: the first right one of a prompt is preferred to the first wrong one."""
+    """Train M1 on its own verified completions: each prompt's first right one is preferred to its first wrong one."""
     settings, start = context.recipe.dpo, first_strong(context, data)
     rollouts = rollout_stage(context, "dpo", start, data, settings.rollouts)
     pairs = pair_stage(context, "dpo", data, rollouts, mixed_pairs)
@@ -50,11 +50,11 @@ def dpo(context: Context, data: Stage) -> Model:
 
 
 def spin(context: Context, data: Stage) -> Model:
-    """Iterations from M1: the data's completion is preferred to that of the model as the iteration found it."""
+    """Train M1 in iterations: the data's completions are preferred to those that the current model samples."""
     settings, model = context.recipe.spin, first_strong(context, data)
     made = list[Stage]()
     for round_number in range(1, settings.iterations + 1):
-        # the first has no number, so that one more iteration keeps those before it
+        # the first iteration has no number, so that raising `iterations` keeps the earlier ones
         name = "spin" if round_number == 1 else f"spin-{round_number}"
         rollouts = rollout_stage(
             context, name, model, data, settings.rollouts, verified=False, round_number=round_number - 1
@@ -71,10 +71,10 @@ def own_pairs(context: Context, asked: Iterable[Asked], tally: Tally) -> Iterato
 
 
 def pair_stage(context: Context, name: str, data: Stage, rollouts: Stage, make: MakePairs, **also: Stage) -> Stage:
-    """Rollouts -> pairs.jsonl, their tokens, and a funnel of the prompts; no pair at all is an error.
+    """Turn rollouts into pairs.jsonl, their tokens and a funnel of the prompts; raise an error if there is no pair.
 
     Args:
-        also: What else `make` reads.
+        also: Other stages that `make` reads.
     """
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def pair_stage(context: Context, name: str, data: Stage, rollouts: Stage, make: 
 def preference(
     context: Context, name: str, start: Model, pairs: list[Stage], settings: PreferenceSettings, *, round_number: int
 ) -> Model:
-    """Training of `start` on pairs, with itself as the reference; with `mix_previous` on those of two iterations."""
+    """Train `start` on pairs, with itself as the reference; with `mix_previous`, on the pairs of two iterations."""
     stage = f"baselines/{name}"
 
     def compute(work: Path, out: Path) -> dict[str, Any]:

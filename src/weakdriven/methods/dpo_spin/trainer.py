@@ -26,7 +26,7 @@ REFERENCE = "reference.jsonl"
 
 
 class Referenced(torch.utils.data.Dataset[dict[str, Any]]):
-    """Pairs with their reference log-probabilities, kept in memory: a new column would copy all pairs on disk."""
+    """Pairs with reference log-probabilities in memory, because a new column would copy all pairs on disk."""
 
     def __init__(self, pairs: Dataset, reference: dict[str, list[float]]):
         self.pairs, self.reference = pairs, reference
@@ -39,28 +39,28 @@ class Referenced(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 class PreferenceTrainer(DPOTrainer):
-    """TRL's DPOTrainer, whose reference is the model before training; no copy of it is kept.
+    """TRL's DPOTrainer with the model before training as the reference, of which it keeps no copy.
 
     Upstream tokenises prompt and completion together and ends every completion. Our pairs have the tokens of SFT, and a
-    completion that was cut has no end. Upstream writes its cache of reference log-probabilities next to the data, all
-    at once; ours, the file `reference`, grows batch by batch, and a killed run resumes from it.
+    truncated completion has no end token. Upstream writes its cache of reference log-probabilities next to the data,
+    all at once; ours, the file `reference`, grows batch by batch, so that a killed run resumes from it.
     """
 
     def __init__(self, *args: Any, reference: Path, **kwargs: Any):
         self.reference = reference
         model: Any = args[0] if args else kwargs["model"]
-        # upstream hashes all weights to name its cache, which is not used here; without weights that takes no time
+        # upstream hashes all weights to name its cache, which is not used here; hide them to save the time
         with model.register_state_dict_post_hook(lambda _, state, *__: state.clear()):
             super().__init__(*args, **kwargs)
         model = self.model
         if isinstance(model, PeftModel) and "ref" in model.peft_config:
-            model.delete_adapter("ref")  # upstream's copy of the adapter, no longer needed
+            model.delete_adapter("ref")  # upstream's copy of the adapter is no longer needed
 
     def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         return dataset
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        """Each pair once, however often it is trained on, in micro-batches of the same size as training."""
+        """Score each pair once, even if it is trained on several times, in micro-batches of the size of training."""
         refuse_other_reference(self.model)
         keys = [digest([row[column] for column in COLUMNS]) for row in dataset]
         known = {row["key"]: row for row in salvage_jsonl(self.reference)}
@@ -84,9 +84,9 @@ class PreferenceTrainer(DPOTrainer):
 
 
 def refuse_other_reference(model: Any) -> None:
-    """Raise an error unless upstream's copy of an adapter, its reference, equals the adapter before training.
+    """Raise an error unless upstream's reference, a copy of the adapter, equals the adapter before training.
 
-    `state_dict` is empty while upstream makes that copy, so a release must not make it from there.
+    `state_dict` is empty while upstream makes that copy, so a release that copied from it would fail here.
     """
     weights = dict(model.named_parameters()) if isinstance(model, PeftModel) else {}
     for name in (name for name in weights if ".default." in name):
@@ -106,20 +106,20 @@ def train_preference(
     beta: float = 0.1,
     sft_weight: float = 0.0,
 ) -> dict[str, Any]:
-    """Train in place on rows of `pair_rows`, with the model as it is now as the reference; returns counters."""
+    """Train in place on the output of `pair_rows`, with the model before training as the reference; return counters."""
     keep(model, settings.gradient_checkpointing)
     made = phase.prepare(dataset, settings, recipe, COLUMNS)
     optimizer = made.pop("optimizer_cls_and_kwargs")
     made["args"] = preference_arguments(made["args"], beta=beta, sft_weight=sft_weight)
     trainer = PreferenceTrainer(model, processing_class=tokenizer, reference=phase.work / REFERENCE, **made)
-    trainer.optimizer_cls_and_kwargs = optimizer  # upstream's signature has no place for it
+    trainer.optimizer_cls_and_kwargs = optimizer  # upstream's constructor does not take it
     return fit(trainer, made["train_dataset"])
 
 
 def preference_arguments(args: SFTConfig, *, beta: float, sft_weight: float = 0.0) -> DPOConfig:
-    """The arguments of SFT, with the loss of DPO: sums over completion tokens, mean over pairs.
+    """Return the arguments of SFT with the loss of DPO: sums over completion tokens, mean over pairs.
 
-    With `sft_weight` the cross-entropy of the chosen completions is added, a mean over the tokens of a micro-batch.
+    `sft_weight` adds the cross-entropy of the chosen completions, a mean over the tokens of a micro-batch.
     """
     return DPOConfig(
         **{item.name: getattr(args, item.name) for item in fields(TrainingArguments) if item.init},
@@ -129,5 +129,5 @@ def preference_arguments(args: SFTConfig, *, beta: float, sft_weight: float = 0.
         loss_type=["sigmoid", "sft"] if sft_weight else ["sigmoid"],
         loss_weights=[1.0, sft_weight] if sft_weight else None,
         precompute_ref_log_probs=True,
-        max_length=None,  # the rows have been cut already
+        max_length=None,  # the rows are already truncated
     )

@@ -1,1 +1,1 @@
-"""Completions that a method samples from a model before it trains, verified, and the pairs made of them."""
+"""Samples completions from a model before a method trains, verifies them and makes pairs of them."""

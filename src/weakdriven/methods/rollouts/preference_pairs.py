@@ -1,4 +1,4 @@
-"""Verified rollouts -> pairs of completions: for DPO, for SPIN, and the two attempts in the hint of SSB's teacher."""
+"""Makes pairs of completions from verified rollouts: for DPO, for SPIN, and for the hint of SSB's teacher."""
 
 import re
 from collections import Counter
@@ -19,23 +19,23 @@ from weakdriven.eval.graders.candidates import NO_ANSWER_FOUND
 from weakdriven.eval.rollouts import Rollout
 
 Asked = tuple[Example, list[Rollout]]
-"""A prompt and what was sampled for it."""
+"""A prompt and its rollouts."""
 SIDES = ("chosen", "rejected")
 COLUMNS = ("prompt_ids", *(f"{side}_ids" for side in SIDES))
 """Token ids of a pair."""
 
 NONE_RIGHT, NONE_WRONG, UNDECIDED = "no right rollout", "no wrong rollout", "no rollout was decided"
 MIXED_ADVICE = (
-    "A pair needs one right and one wrong rollout of a prompt: ask for more rollouts or at a higher temperature, or "
-    "take problems that the model solves sometimes."
+    "A pair needs one right and one wrong rollout of a prompt: draw more rollouts, raise the temperature, or use "
+    "problems that the model sometimes solves."
 )
 SPIN_ADVICE = (
     "The model generates the completions of the data, so there is nothing to learn: start from an earlier checkpoint, "
-    "sample at a higher temperature, or take rows that it has not learned."
+    "sample at a higher temperature, or use examples that it has not learned."
 )
 LENGTH_ADVICE = "Raise data.max_length, which prompt and completion share."
 HINT_ADVICE = (
-    "Raise ssb.teacher.max_prompt_tokens as far as the model has positions, take rollouts with fewer new tokens, or "
+    "Raise ssb.teacher.max_prompt_tokens up to the model's number of positions, use rollouts with fewer new tokens, or "
     "give a shorter ssb.hint."
 )
 ENDINGS = {
@@ -60,7 +60,7 @@ The result of the second is wrong:
 Find out for yourself where the two part. Then write one complete solution that stands on its own, for a reader who \
 has only the problem: derive each step from it, be explicit where a mistake is easily made, and check the result. \
 Never mention the attempts, or that you have seen any. {ending}"""
-"""Our own wording of SSB's hint."""
+"""Our wording of SSB's hint."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Reply:
 
     text: str
     ended: bool = True
-    """Whether the end of the turn follows; not if the token budget cut it."""
+    """Whether an end-of-turn token follows; False if the token budget cut it."""
     sample: int | None = None
-    """Which rollout it is; None for the data's own completion."""
+    """Number of the rollout; None for the data's own completion."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Pair:
     rejected: Reply
 
     def as_row(self) -> dict[str, Any]:
-        """For pairs.jsonl; the texts are in rollouts.jsonl and in the data."""
+        """Return a row of pairs.jsonl; the texts are in rollouts.jsonl and in the data."""
         chosen = {"chosen_sample": self.chosen.sample, "chosen_ended": self.chosen.ended}
         rejected = {"rejected_sample": self.rejected.sample, "rejected_ended": self.rejected.ended}
         return {"id": self.example.id, **chosen, **rejected}
@@ -89,13 +89,13 @@ class Pair:
 
 @dataclass
 class Tally:
-    """What became of prompts and their rollouts; complete once the pairs are exhausted."""
+    """Counts what became of prompts and their rollouts; complete once the pairs are exhausted."""
 
     funnel: Funnel = field(default_factory=Funnel)
-    """Of prompts; for SPIN, whose every sample may be a pair, of samples."""
+    """Funnel of prompts; for SPIN, where each sample may be a pair, of samples."""
     prompts: int = 0
     rollouts: Counter[str] = field(default_factory=Counter)
-    """All, those cut at the token budget, and if they are judged, those undecided and those without an answer."""
+    """Counts of all rollouts and of those cut at the token budget; if judged, of those undecided or without answer."""
 
     def add(self, tried: Sequence[Rollout], *, judged: bool) -> None:
         self.prompts += 1
@@ -107,9 +107,9 @@ class Tally:
 
 
 def with_rollouts(examples: Iterable[Example], rollouts: Iterable[Rollout]) -> Iterator[Asked]:
-    """Each sampled prompt with its rollouts in sampling order, one prompt at a time because the files may be large.
+    """Yield each sampled prompt with its rollouts in sampling order, one at a time because the files may be large.
 
-    The examples are in the order of the rollouts; those without rollouts are skipped.
+    The examples must be in the order of the rollouts; those without rollouts are skipped.
     """
     examples = iter(examples)
     for id, tried in groupby(rollouts, key=lambda one: one.row["id"]):
@@ -120,9 +120,9 @@ def with_rollouts(examples: Iterable[Example], rollouts: Iterable[Rollout]) -> I
 def mixed_pairs(
     asked: Iterable[Asked], tally: Tally, pick: Callable[[list[Rollout]], Rollout] = lambda wrong: wrong[0]
 ) -> Iterator[Pair]:
-    """The first right and one wrong rollout of each prompt that has both; undecided ones are neither.
+    """Pair the first right with one wrong rollout of each prompt that has both; undecided ones are neither.
 
-    `pick` chooses among the wrong ones, which are in sampling order: DPO the first, SSB the `most_frequent`.
+    `pick` chooses among the wrong ones, which are in sampling order: the first for DPO, the `most_frequent` for SSB.
     """
     funnel = tally.funnel
     for example, tried in asked:
@@ -145,14 +145,14 @@ def mixed_pairs(
 
 
 def most_frequent(wrong: list[Rollout]) -> Rollout:
-    """The first rollout with the most frequent answer, or the first of all if none has an answer."""
+    """Return the first rollout with the most frequent answer, or the first of all if none has an answer."""
     answers = [one.fault.answer.strip() if one.fault and one.fault.answer else "" for one in wrong]
     times = Counter(filter(None, answers))
-    return wrong[max(range(len(wrong)), key=lambda place: times[answers[place]])]  # the first of equals
+    return wrong[max(range(len(wrong)), key=lambda place: times[answers[place]])]  # ties: the first
 
 
 def spin_pairs(asked: Iterable[Asked], tally: Tally, end_tokens: Sequence[str] = ()) -> Iterator[Pair]:
-    """The data's completion against each of the model's own samples; `end_tokens` are stripped from both texts."""
+    """Pair the data's completion with each of the model's own samples; strip `end_tokens` from both texts."""
     funnel = tally.funnel
     for example, tried in asked:
         tally.add(tried, judged=False)
@@ -171,7 +171,7 @@ def spin_pairs(asked: Iterable[Asked], tally: Tally, end_tokens: Sequence[str] =
 def pair_rows(
     pairs: Iterable[Pair], renderer: Renderer, funnel: Funnel, *, max_length: int
 ) -> Iterator[tuple[Pair, dict[str, Any]]]:
-    """Pairs as a preference trainer takes them; those that differ only after `max_length` are dropped."""
+    """Tokenise pairs for a preference trainer; drop those that differ only after `max_length`."""
     for pair in pairs:
         chosen, rejected = ((side.text, side.ended) for side in (pair.chosen, pair.rejected))
         row = tokenize_pair(pair.example, chosen, rejected, renderer, max_length)
@@ -194,7 +194,7 @@ def hinted_prompts(
     max_prompt_tokens: int,
     template: str | None = None,
 ) -> Iterator[tuple[Pair, Example]]:
-    """The problems with hints for SSB's teacher; one whose prompt is too long is dropped and never cut."""
+    """Add hints for SSB's teacher to the problems; drop a problem if its prompt gets too long, and never cut one."""
     for pair in pairs:
         example = hinted(pair, domain, template)
         if (length := len(rendered(renderer, domain, example)[0])) > max_prompt_tokens:
@@ -206,7 +206,7 @@ def hinted_prompts(
 
 
 def hinted(pair: Pair, domain: str, template: str | None = None) -> Example:
-    """The example with a right and a wrong attempt in its last question, and without its completion."""
+    """Put a right and a wrong attempt into the example's last question, and remove its completion."""
     *before, question = pair.example.prompt
     words = {
         "problem": question["content"],
@@ -214,7 +214,7 @@ def hinted(pair: Pair, domain: str, template: str | None = None) -> Example:
         "wrong": pair.rejected.text.strip(),
         "ending": ENDINGS[pair.example.domain or domain],
     }
-    # only these fields, and each once: attempts are full of braces
+    # in one pass and for these fields only, because attempts are full of braces
     text = re.sub(rf"\{{({'|'.join(HINT_FIELDS)})\}}", lambda found: words[found[1]], template or HINTED)
     return replace(pair.example, prompt=[*before, question | {"content": text}], completion="")
 
@@ -225,7 +225,8 @@ def reply(rollout: Rollout) -> Reply:
 
 
 def without_end(text: str, end_tokens: Sequence[str]) -> str:
-    r"""
+    r"""Strip end tokens and the whitespace around them.
+
     >>> without_end("4 <|im_end|>\n", ["<|im_end|>"]), without_end("4 ", ["<|im_end|>"])
     ('4', '4 ')
     """
@@ -235,7 +236,7 @@ def without_end(text: str, end_tokens: Sequence[str]) -> str:
 
 
 def refuse_none(funnel: Funnel, advice: str, what: str = "prompts") -> None:
-    """Raise an error if nothing is kept, before anything is trained."""
+    """Raise an error if no prompt or sample is left, before anything is trained."""
     if funnel.kept:
         return
     reasons = []

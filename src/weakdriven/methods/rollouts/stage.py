@@ -1,4 +1,4 @@
-"""Rollouts as a stage of a run: what SPIN, DPO and SSB sample from a model before they train."""
+"""Rollouts as a stage of a run: the completions that a method samples from a model before it trains."""
 
 import logging
 from collections import Counter
@@ -39,7 +39,7 @@ from weakdriven.stages.workload import Workload
 
 logger = logging.getLogger(__name__)
 LABELS_VERSION = 1
-"""Raised when completions may get other labels than before, so that the stage runs again."""
+"""Raised when completions may get different labels than before, so that the stage runs again."""
 
 
 def rollout_stage(
@@ -54,22 +54,22 @@ def rollout_stage(
     round_number: int = 0,
     at_most: int | None = None,
 ) -> Stage:
-    """Completions of the examples of `prompts` by `model`, each with a label; a killed stage resumes.
+    """Sample completions of the examples of `prompts` from `model` and label them; a killed stage resumes.
 
     Args:
-        verified: Whether completions are compared with these; rows without one are then left out.
-        max_prompt_tokens: Set if the prompts are not part of what is learned, so that a completion may take all of
+        verified: Whether completions are graded; examples without a gold answer or tests are then left out.
+        max_prompt_tokens: Set if the prompts are not trained on, so that a completion may take all of
             `data.max_length`.
-        round_number: Each round draws other random numbers for the same rows.
-        at_most: Maximum number of prompts, for a plan; unset: as `settings` sample them.
+        round_number: Each round draws different random numbers for the same examples.
+        at_most: Maximum number of prompts, for a plan (default: the settings' `subsample`).
     """
     recipe = context.recipe
     seed = request_seed(recipe.seed, "turn", round_number) if round_number else recipe.seed
-    judging: dict[str, Any] = {}  # what decides a verdict besides the answers
+    judging: dict[str, Any] = {}  # what a verdict depends on besides the answers
     if verified:
         running = recipe.eval.model_dump(include={"code_python", "unsafe"})
         judging = {"labels": LABELS_VERSION} | {name: value for name, value in running.items() if value}
-    spread = recipe.eval.engine != "vllm"  # there is one server, to which the main process sends all requests
+    spread = recipe.eval.engine != "vllm"  # vLLM is one server, to which the main process sends all requests
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
         examples, unverifiable = chosen_prompts(context, prompts, settings, verified=verified)
@@ -95,7 +95,7 @@ def rollout_stage(
                 )
                 asks = [Ask(id, sample, *asked[id]) for id in block for sample in range(settings.samples)]
                 before, mine = counters["samples"], share(asks) if spread else asks if is_main() else []
-                times = len(asks) / max(len(mine), 1)  # all go as fast
+                times = len(asks) / max(len(mine), 1)  # assumes that all processes are equally fast
                 found = rollouts.ask(
                     mine, lambda done, at=before, by=times: context.progress.update(at + int(done * by), total)
                 )
@@ -105,7 +105,7 @@ def rollout_stage(
                     append_jsonl(out / LABELS, (as_label(rollout.row, rollout.fault) for rollout in found))
                 counters.update(counts(found))
         finally:
-            context.engines.close()  # what comes next trains, and needs its memory
+            context.engines.close()  # training follows, and needs their memory
         return {**counters, "unverifiable": unverifiable, "max_new_tokens": sampling.max_new_tokens}
 
     decisive = settings.model_dump(mode="json") | {"verified": verified, "seed": seed, **judging}
@@ -131,7 +131,7 @@ def rollout_stage(
 def chosen_prompts(
     context: Context, prompts: Stage, settings: RolloutSettings, *, verified: bool
 ) -> tuple[list[Example], int]:
-    """The examples to sample for, and how many rows cannot be verified; without completions, which are long."""
+    """Return the examples to sample for, without their long completions, and how many cannot be verified."""
     examples = [replace(Example(**row), completion="") for row in read_jsonl(prompts.path / EXAMPLES)]
     total = len(examples)
     if verified:
@@ -139,8 +139,8 @@ def chosen_prompts(
         examples = [ready for example in examples if (ready := verifiable(example, domain)) is not None]
     if not examples:
         raise UserError(
-            f"None of the {total} rows can be verified: they have neither a gold answer nor, for programs, tests. "
-            "Use rows with answers, such as those of weakdriven data build."
+            f"None of the {total} examples can be verified: they have no gold answers and, for programs, no tests. "
+            "Use examples with answers, such as those of weakdriven data build."
         )
     unverifiable = total - len(examples)
     if settings.subsample and settings.subsample < len(examples):
@@ -150,7 +150,7 @@ def chosen_prompts(
 
 
 def verifiable(example: Example, domain: str) -> Example | None:
-    """The example with what its verifier needs, or None if its completions cannot be verified."""
+    """Return the example with what its verifier needs, or None if its completions cannot be verified."""
     if (example.domain or domain) != "code":
         return example if (example.gold or "").strip() else None
     try:
@@ -161,7 +161,7 @@ def verifiable(example: Example, domain: str) -> Example | None:
 
 
 def sampling_of(context: Context, settings: RolloutSettings, lengths: list[int], whole: int | None) -> Sampling:
-    """Sampling parameters; by default a completion may take what the shortest prompt leaves."""
+    """Return sampling parameters; by default, a completion may take what the shortest prompt leaves of the length."""
     recipe = context.recipe
     budget = settings.max_new_tokens
     if budget is None:
@@ -170,8 +170,8 @@ def sampling_of(context: Context, settings: RolloutSettings, lengths: list[int],
         if room is not None and room - max(lengths) < budget:
             if whole is not None and room < whole:
                 logger.warning(
-                    "The longest of %d prompts has %d tokens and the model %d positions, so that every completion ends "
-                    "after %d; drop long prompts, or set rollouts.max_new_tokens.",
+                    "The longest of %d prompts has %d tokens and the model has %d positions, so every completion is "
+                    "cut after %d tokens; drop long prompts, or set rollouts.max_new_tokens.",
                     *(len(lengths), max(lengths), room, max(1, room - max(lengths))),
                 )
             budget = max(1, room - max(lengths))
@@ -182,10 +182,10 @@ def sampling_of(context: Context, settings: RolloutSettings, lengths: list[int],
 def judged(
     context: Context, examples: dict[str, Example], rooms: dict[str, int | None], rows: list[Row]
 ) -> list[Fault | None]:
-    """The fault of each completion: its answer alone decides, in whatever form it is written.
+    """Return the fault of each completion; only its answer counts, not its form.
 
-    A completion that was cut, or is too long to learn from, is wrong if its answer is wrong or missing. With a right
-    answer it is undecided: preferred it would teach not to end, rejected it would teach away from the answer.
+    A completion that was cut, or is too long to train on, is wrong if its answer is wrong or missing. With a right
+    answer it is undecided: if preferred, it would teach not to end; if rejected, it would teach away from the answer.
     """
     settings, style = context.recipe.eval, context.recipe.data.style
     learned = [replace(examples[row["id"]], completion=written(row, style)) for row in rows]
@@ -195,7 +195,7 @@ def judged(
 
 
 def cut_fault(row: Row, room: int | None, fault: Fault | None) -> Fault | None:
-    """The fault of a completion, given the fault of its answer."""
+    """Return the fault of a completion, given the fault of its answer."""
     if row["finish"] not in ("stop", "length"):
         return Fault(REFUSED, row["finish"])
     if fault is not None:
@@ -203,7 +203,7 @@ def cut_fault(row: Row, room: int | None, fault: Fault | None) -> Fault | None:
     if row["finish"] == "length":
         return Fault(RIGHT_BUT_CUT, f"after {row['tokens']} tokens")
     if room is not None and row["tokens"] > room:
-        return Fault(RIGHT_BUT_CUT, f"{row['tokens']} tokens, and data.max_length leaves {room}")
+        return Fault(RIGHT_BUT_CUT, f"{row['tokens']} tokens, but data.max_length leaves {room}")
     return None
 
 
@@ -219,6 +219,6 @@ def counts(found: list[Rollout]) -> dict[str, int]:
 
 
 def read_rollouts(stage: Stage) -> Iterator[Rollout]:
-    """The rollouts of a finished stage, in order."""
+    """Read the rollouts of a finished stage, in order."""
     rows, labels = (read_jsonl(stage.path / name) for name in (ROLLOUTS, LABELS))
     return (Rollout(row, as_fault(label)) for row, label in zip(rows, labels, strict=True))

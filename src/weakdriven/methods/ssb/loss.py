@@ -17,20 +17,20 @@ from weakdriven.losses.tiles import tile_rows
 
 
 class TopLogits(NamedTuple):
-    """What is kept of a teacher's distribution; the logits may be stored in bfloat16, the ids in int32."""
+    """The stored part of a teacher's distribution; logits may be stored in bfloat16, ids in int32."""
 
     ids_TK: Tensor
-    """Largest logit first."""
+    """Tokens in falling order of their logits."""
     logits_TK: Tensor
     lse_T: Tensor
-    """Log-sum-exp of all logits over the temperature."""
+    """Log-sum-exp of all logits divided by the temperature."""
     coverage_T: Tensor
     """Probability of these tokens at temperature 1."""
 
 
 LOGGED = ("kd_loss", "true_loss", "coverage")
-"""KL divergence at the temperature, without its square; cross-entropy with the true token at temperature 1; probability
-of the stored tokens in the teacher at the temperature."""
+"""KL divergence at the temperature, without the factor temperature**2; cross-entropy with the true token at temperature
+1; the teacher's probability of the stored tokens at the temperature."""
 
 
 def topk_distillation(
@@ -46,15 +46,14 @@ def topk_distillation(
     support: Literal["full", "topk"] = "full",
     scale: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """kd_weight * temperature**2 * KL(q || P at the temperature) + ce_weight * CE, the loss of SSB.
+    """Compute the loss of SSB: kd_weight * temperature**2 * KL(q || P at the temperature) + ce_weight * CE.
 
-    The gradient can be taken once. `SsbSettings` explains the options.
+    The gradient can be taken only once. `SsbSettings` explains the options.
 
     Args:
-        target_T: Supervised targets only: none is -100.
-        teacher: The first three of `TopLogits`: ids (of each token all different), logits, and log-sum-exps at this
-            same temperature.
-        scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
+        target_T: Supervised targets only, no -100.
+        teacher: The first three fields of `TopLogits`, at the same temperature; the ids of a token are all different.
+        scale: Factor of the summed loss, such as 1 / tokens of the step (default: 1 / T).
 
     >>> trained, teacher = torch.tensor([[2, 1.5, 0.5, 0]]), torch.tensor([[4.0, 1, 0, -1]])
     >>> top = top_logits(teacher, torch.eye(4), k=2, temperature=1.5)
@@ -63,7 +62,7 @@ def topk_distillation(
     """
     head, whole_vocabulary = as_head(head_VD), support == "full"
     ids_TK, logits_TK, lse_T = teacher
-    push = kd_weight * temperature  # temperature**2 of the loss, over the temperature that divides the logits
+    push = kd_weight * temperature  # temperature**2 / the temperature of the logits
 
     def rows(raw_RV: Tensor, begin: int, end: int, gradient: bool) -> Tensor:
         place_R1, ids_RK = target_T[begin:end, None], ids_TK[begin:end].long()
@@ -75,7 +74,7 @@ def topk_distillation(
         teacher_lse_R1 = lse_T[begin:end, None].to(z_RK.dtype)
         log_q_RK -= stored_R1 if renormalize else teacher_lse_R1
         q_RK = log_q_RK.exp()
-        pushed_R1 = push * q_RK.sum(-1, keepdim=True)  # the sum is 1 unless q is a part of a distribution
+        pushed_R1 = push * q_RK.sum(-1, keepdim=True)  # the sum is 1 unless q is part of a distribution
 
         lse_R1 = z_RV.logsumexp(-1, keepdim=True)
         ce_R = (lse_R1 - z_RV.gather(1, place_R1))[:, 0]
@@ -104,7 +103,7 @@ def topk_distillation(
 
 @torch.no_grad()
 def top_logits(hidden_TD: Tensor, head_VD: Tensor | Head, *, k: int = 20, temperature: float = 1.5) -> TopLogits:
-    """The k largest logits of each token, with what the rest add up to; carries no gradient.
+    """Return the k largest logits of each token and the log-sum-exp of all, without a gradient.
 
     >>> top = top_logits(torch.tensor([[1.0, 4, 0, -1]]), torch.eye(4), k=2)
     >>> top.ids_TK.tolist(), top.logits_TK.tolist(), round(top.coverage_T.item(), 6)

@@ -1,4 +1,4 @@
-"""SSB in a run: attempts, a hint made of a right and a wrong one, verified replies to it, and a student without it."""
+"""SSB in a run: attempts, hints made of a right and a wrong one, verified replies, and a student without hints."""
 
 import gc
 from collections.abc import Iterator
@@ -40,14 +40,14 @@ TARGETS = "targets.arrow"
 BLOCK = 256
 """Replies whose logits are written together; a killed stage resumes after the last complete block."""
 REPLY_ADVICE = (
-    "A reply counts if it is right although the student sees no hint: ask with other teacher settings, or take a model "
-    "that follows instructions. What is too long for the student needs a larger data.max_length."
+    "Only right replies that fit the student's length count: change the teacher's settings, use a model that follows "
+    "instructions, or raise data.max_length."
 )
 Row = dict[str, Any]
 
 
 def ssb(context: Context, data: Stage) -> Model:
-    """Attempts of the start model -> hinted replies of the same weights -> their logits -> a student without hints."""
+    """Sample attempts, then replies of the same model with hints; train a student without hints on their logits."""
     settings = context.recipe.ssb
     start = context.base if settings.start == "base" else first_strong(context, data)
     limit = hint_limit(context)
@@ -60,7 +60,7 @@ def ssb(context: Context, data: Stage) -> Model:
 
 
 def hint_limit(context: Context) -> int:
-    """Maximum tokens of a hinted prompt, so that the model has positions left for a reply."""
+    """Return the maximum tokens of a hinted prompt, so that the model has positions left for a reply."""
     recipe, teacher = context.recipe, context.recipe.ssb.teacher
     room = context.positions
     if room is None:
@@ -69,13 +69,13 @@ def hint_limit(context: Context) -> int:
     if room <= reply:
         raise UserError(
             f"ssb: the model has {room} positions, and a reply may take {reply} of them, which leaves none for the "
-            "hinted prompt; set ssb.teacher.max_new_tokens or data.max_length to less."
+            "hinted prompt; lower ssb.teacher.max_new_tokens or data.max_length."
         )
     return min(teacher.max_prompt_tokens, room - reply)
 
 
 def hint_stage(context: Context, data: Stage, attempts: Stage, limit: int) -> Stage:
-    """The problems with a right and a wrong attempt in the question, for the teacher."""
+    """Write the teacher's problems, with a right and a wrong attempt in the question."""
     template = context.recipe.ssb.hint
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def hint_stage(context: Context, data: Stage, attempts: Stage, limit: int) -> St
 
 
 def target_stage(context: Context, start: Model, data: Stage, hints: Stage, replies: Stage) -> Stage:
-    """The right replies after the plain prompt, each with the largest logits of the hinted model."""
+    """Write the right replies after the plain prompt, each with the largest logits of the hinted model."""
     recipe, settings = context.recipe, context.recipe.ssb
 
     def compute(work: Path, out: Path) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def target_stage(context: Context, start: Model, data: Stage, hints: Stage, repl
 
 
 def reply_rows(context: Context, data: Stage, hints: Stage, replies: Stage, funnel: Funnel) -> Iterator[Row]:
-    """Tokens of each right reply after the plain prompt and after the hinted one; none is an error."""
+    """Yield the tokens of each right reply, after the plain and the hinted prompt; raise an error if there is none."""
     tokenizer, recipe = context.renderer.tokenizer, context.recipe
     asked, plain = with_rollouts(examples_of(hints), read_rollouts(replies)), examples_of(data)
     for hinted, [rollout] in asked:
@@ -154,7 +154,7 @@ def reply_rows(context: Context, data: Stage, hints: Stage, replies: Stage, funn
 
 
 def student(context: Context, start: Model, targets: Stage) -> Model:
-    """An adapter over the start model that learns the replies; merged into the model unless `lora` is set."""
+    """Train an adapter over the start model on the replies; merge it into the model unless `lora` is set."""
     recipe, settings, name = context.recipe, context.recipe.ssb, "baselines/ssb"
     adapted = recipe.model_copy(update={"lora": recipe.student_lora})
 

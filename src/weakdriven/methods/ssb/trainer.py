@@ -66,7 +66,7 @@ def train_student(
     recipe: Recipe,
     phase: Phase,
 ) -> dict[str, Any]:
-    """Train an adapter in place on replies with their teacher's logits; returns counters."""
+    """Train an adapter in place on replies with their teacher's logits; return counters."""
     keep(model, settings.gradient_checkpointing)
     made = phase.prepare(dataset.with_format("numpy"), settings, recipe, ("input_ids", "labels", *STORED))
     made["args"].remove_unused_columns = False

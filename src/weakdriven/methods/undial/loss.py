@@ -13,7 +13,7 @@ from weakdriven.losses.mix_rows import capped
 from weakdriven.losses.tiled_loss import log_softmax_, overwrite, tiled_loss
 
 LOGGED = ("soft_loss", "true_loss", "teacher_probability", "adjusted_probability")
-"""Cross-entropy with the adjusted teacher and with the true token; P(y) of the teacher, and q(y)."""
+"""Cross-entropy with the adjusted teacher, and with the true token; the teacher's P(y), and q(y)."""
 
 
 def adjusted_logit_loss_reference(
@@ -34,14 +34,14 @@ def adjusted_logit_loss(
     ce_weight: float = 0.0,
     scale: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross-entropy of a model with q = softmax(z_teacher - strength * onehot(y)) (Dong et al., 2024).
+    """Compute the cross-entropy with q = softmax(z_teacher - strength * onehot(y)) (Dong et al., 2024).
 
-    The loss of a token is -sum_k q_k log P(k) - ce_weight * log P(y). The teacher gets no gradient. Logits of both are
-    held for one tile of tokens at a time. The gradient can be taken once.
+    The loss of a token is -sum_k q_k log P(k) - ce_weight * log P(y). The teacher gets no gradient. The logits of both
+    are held for one tile of tokens at a time. The gradient can be taken only once.
 
     Args:
-        target_T: Supervised targets only: none is -100.
-        scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
+        target_T: Supervised targets only, no -100.
+        scale: Factor of the summed loss, such as 1 / tokens of the step (default: 1 / T).
 
     >>> trained, teacher = torch.tensor([[2, 1.5, 0.5, 0]]), torch.tensor([[4.0, 1, 0, -1]])
     >>> loss, _ = adjusted_logit_loss(trained, torch.eye(4), teacher, torch.eye(4), torch.tensor([0]))

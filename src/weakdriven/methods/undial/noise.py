@@ -1,7 +1,7 @@
 """What the WMSS paper calls UNDIAL: cross-entropy of logits with noise of size sigma / sqrt(length).
 
-The noise depends on a seed, a token's key and a place, and on nothing else: not on tiles or batches. So a hash of
-32-bit words (in int64, where no product overflows) takes the place of a generator, whose one stream would follow them.
+The noise depends only on a seed, a token's key and a place, not on tiles or batches. Therefore it is a hash of 32-bit
+words (in int64, where no product overflows) and not the stream of a generator.
 
 T = tokens, R = rows of a tile, D = width, V = vocabulary, or places in a row.
 """
@@ -17,7 +17,7 @@ from weakdriven.losses.mix_rows import capped
 from weakdriven.losses.tiled_loss import log_softmax_, overwrite, tiled_loss
 
 NOISE_ROWS = 16
-"""Rows whose noise is held at a time: making it takes four times the memory of float32 logits."""
+"""Rows whose noise is computed at once, which takes four times the memory of their float32 logits."""
 WORD = 2**32 - 1
 
 
@@ -34,16 +34,16 @@ def noised_cross_entropy(
     key_T: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross-entropy of z - (sigma * e / sqrt(L)) * onehot(y), e ~ N(0, 1) (the paper's description of UNDIAL).
+    """Compute the cross-entropy of z - (sigma * e / sqrt(L)) * onehot(y), e ~ N(0, 1): the paper's "UNDIAL".
 
-    The gradient can be taken once. `UndialSettings` explains sigma, site and sign.
+    The gradient can be taken only once. `UndialSettings` explains sigma, site and sign.
 
     Args:
-        target_T: Supervised targets only: none is -100.
+        target_T: Supervised targets only, no -100.
         length_T: Length of each token's sequence, without padding.
-        seed: Give each step another one, or each token another key.
-        key_T: An integer that no other token with this seed has; None: its place among those given here.
-        scale: Factor of the summed loss, such as one over the tokens of the step; None: one over those given here.
+        seed: Must differ between steps, unless the keys do.
+        key_T: An integer for each token, unique for this seed (default: 0 to T - 1).
+        scale: Factor of the summed loss, such as 1 / tokens of the step (default: 1 / T).
 
     >>> logits, first = torch.tensor([[4.0, 1, 0, -1]]), torch.tensor([0])
     >>> round(noised_cross_entropy(logits, torch.eye(4), first, torch.tensor([4]), sigma=0)[0].item(), 5)
@@ -80,7 +80,7 @@ def noised_cross_entropy(
 
 
 def standard_normal(seed: int, key_R: Tensor, places: int) -> Tensor:
-    """One N(0, 1) value per key and place, in float32, of 2**23 different ones up to 5.3 in size.
+    """Return an N(0, 1) value for each key and place, in float32: one of 2**23, with magnitude up to 5.3.
 
     >>> keys = torch.tensor([7, 8, 7])
     >>> one, other, again = standard_normal(0, keys, 3)
@@ -90,7 +90,7 @@ def standard_normal(seed: int, key_R: Tensor, places: int) -> Tensor:
     words = key_R & WORD, key_R >> 32 & WORD, seed & WORD, seed >> 32 & WORD
     first_R1, second_R1 = (_hash(start, *words)[:, None] for start in (0x243F6A88, 0x85A308D3))  # digits of pi
     place_V = torch.arange(places, device=key_R.device)
-    # the second word after a first hash, else the rows would be windows into one long sequence
+    # hash once before adding the second word, else the rows would be windows into one long sequence
     bits_RV = _mixed((_mixed(place_V ^ first_R1) + second_R1) & WORD)
     odd_RV = bits_RV.bitwise_right_shift_(9).mul_(2).add_(1)
     uniform_RV = odd_RV.float().mul_(2**-23).sub_(1)  # exact in float32, and never -1 or 1
@@ -105,7 +105,7 @@ def _hash(start: int, key_R: Tensor, *words: Tensor | int) -> Tensor:
 
 
 def _mixed(word: Tensor) -> Tensor:
-    """A bijection of 32-bit words in which each bit depends on each; constants of hash-prospector (public domain)."""
+    """Mix the bits of a 32-bit word, bijectively; the constants are from hash-prospector (public domain)."""
     word = (word >> 16).bitwise_xor_(word).mul_(0x21F0AAAD).bitwise_and_(WORD)
     word = (word >> 15).bitwise_xor_(word).mul_(0x735A2D97).bitwise_and_(WORD)
     return (word >> 15).bitwise_xor_(word)

@@ -1,1 +1,1 @@
-"""Gemma-3: the language model out of a multimodal folder (`multimodal.py`) and back into one (`wrap.py`)."""
+"""Gemma-3: takes the language model out of a multimodal folder (`multimodal.py`) and puts it back (`wrap.py`)."""

@@ -1,8 +1,8 @@
-"""Gemma-3 with its vision tower: the language model inside, as an ordinary causal LM.
+"""Loads the language model inside multimodal Gemma-3 as an ordinary causal LM.
 
-On disk the same weights have several names: as published (`language_model.model.*`), as some versions of transformers
+On disk, the same weights have several names: as published (`language_model.model.*`), as some versions of transformers
 save them (`model.language_model.*`), and with or without `vision_model.` in the tower. They are mapped here, because
-`AutoModelForCausalLM` loads the tower too, and `save_pretrained` undoes a `key_mapping`.
+`AutoModelForCausalLM` would also load the tower, and `save_pretrained` undoes a `key_mapping`.
 """
 
 import re
@@ -24,7 +24,7 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor on disk, known by its header."""
+    """A tensor on disk, as described by its file's header."""
 
     file: Path
     name: str
@@ -32,7 +32,7 @@ class Stored:
 
 
 def stored_weights(folder: Path) -> dict[str, Stored]:
-    """Every tensor of a model folder by name, from the headers alone; a damaged folder raises an error."""
+    """List the tensors of a model folder by name, from the headers alone; a damaged folder raises an error."""
     sharded = (folder / INDEX).is_file() and not (folder / ONE_FILE).is_file()
     files = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values())) if sharded else [ONE_FILE]
     found: dict[str, Stored] = {}
@@ -47,21 +47,21 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
 
 
 def read_weights(wanted: dict[str, Stored]) -> dict[str, torch.Tensor]:
-    """Tensors under their new names; each is a view of its file, so it takes no memory before it is used."""
+    """Open tensors under their new names; each is a view of its file and takes no memory until it is used."""
     files = {file: safe_open(file, framework="pt") for file in {stored.file for stored in wanted.values()}}
     return {name: files[stored.file].get_tensor(stored.name) for name, stored in wanted.items()}
 
 
 def is_multimodal(folder: Path) -> bool:
-    """Whether a folder's configuration is Gemma-3 with a vision tower."""
+    """Return whether a folder's configuration is Gemma-3 with a vision tower."""
     config = read_json(folder / "config.json")
     return config.get("model_type") == "gemma3" and "vision_config" in config
 
 
 def text_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """Configuration of the model that is trained: a folder's own, or that of the language model inside Gemma-3.
+    """Read the configuration of the model that is trained: a folder's own, or the language model's inside Gemma-3.
 
-    The multimodal class ties its embeddings by the outer setting, so that setting counts.
+    The outer setting decides about tied embeddings, as in the multimodal class.
     """
     config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if not isinstance(config, Gemma3Config):
@@ -73,7 +73,7 @@ def text_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def text_name(name: str) -> str | None:
-    """What a weight of the multimodal layout is called in the text model; None if it belongs to the vision side.
+    """Return the name in the text model of a weight in the multimodal layout; None if it belongs to the vision side.
 
     >>> text_name("language_model.model.norm.weight"), text_name("model.language_model.norm.weight")
     ('model.norm.weight', 'model.norm.weight')
@@ -86,7 +86,7 @@ def text_name(name: str) -> str | None:
 
 
 def vision_name(name: str) -> str | None:
-    """Published name of a weight of the vision tower or the projector, which servers expect; None for other weights.
+    """Return the published name, which servers expect, of a weight of the vision tower or projector; None for others.
 
     >>> vision_name("model.vision_tower.post_layernorm.bias")
     'vision_tower.vision_model.post_layernorm.bias'
@@ -97,7 +97,7 @@ def vision_name(name: str) -> str | None:
 
 
 def renamed(folder: Path, rename: Any) -> dict[str, Stored]:
-    """The weights of a folder that a function gives a name, under that name; two with one name are an error."""
+    """Return the weights that a function renames, by their new names; two of one name raise an error."""
     found: dict[str, Stored] = {}
     for name, stored in stored_weights(folder).items():
         new = rename(name)
@@ -109,14 +109,14 @@ def renamed(folder: Path, rename: Any) -> dict[str, Stored]:
 
 
 def expected_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
-    """Shape of every weight that a model of this class has; nothing is allocated."""
+    """Return the shape of every weight of a model of this class, without allocating any."""
     with torch.device("meta"):
         model = kind(config)
     return {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
 
 
 def refuse_other_weights(found: dict[str, Stored], expected: dict[str, tuple[int, ...]], source: Any) -> None:
-    """Every expected weight, in its shape, and no other; decided by the headers, before anything is read."""
+    """Raise an error unless exactly the expected weights are there, in their shapes, judging by the headers."""
     shapes = {name: stored.shape for name, stored in found.items()}
     names = expected.keys() | shapes.keys()
     if differ := sorted(name for name in names if shapes.get(name) != expected.get(name)):
@@ -128,7 +128,7 @@ def refuse_other_weights(found: dict[str, Stored], expected: dict[str, tuple[int
 
 
 def checked_text_weights(folder: Path, config: Gemma3TextConfig) -> dict[str, Stored]:
-    """The language model's weights in a multimodal folder; an incomplete one raises an error."""
+    """Return the language model's weights in a multimodal folder; an incomplete folder raises an error."""
     weights, expected = renamed(folder, text_name), expected_shapes(Gemma3ForCausalLM, config)
     if config.tie_word_embeddings and HEAD not in weights:
         del expected[HEAD]
@@ -137,13 +137,13 @@ def checked_text_weights(folder: Path, config: Gemma3TextConfig) -> dict[str, St
 
 
 def load_text_model(folder: Path, **options: Any) -> tuple[Gemma3ForCausalLM, dict[str, Any]]:
-    """The language model of a multimodal Gemma-3 folder, and what `from_pretrained` reports of the loading.
+    """Load the language model of a multimodal Gemma-3 folder, with the loading report of `from_pretrained`.
 
-    It takes the options of `from_pretrained`. The vision tower is never read.
+    The options are those of `from_pretrained`. The vision tower is not read.
     """
     config = text_config(folder)
     weights = read_weights(checked_text_weights(folder, config))
-    # copies, because what is read is a view of the file, and the model has to outlive it
+    # copies, because the tensors are views of a file, and the model may outlive it
     state = {name: weight.to(options.get("dtype"), copy=True) for name, weight in weights.items()}
     options |= {"config": config, "state_dict": state, "output_loading_info": True}
     model, info = Gemma3ForCausalLM.from_pretrained(None, **options)  # pyright: ignore

@@ -1,6 +1,6 @@
-"""A trained text-only Gemma-3 back in the multimodal layout of its base, for servers that load no other.
+"""Puts a trained text-only Gemma-3 back into the multimodal layout of its base, for servers that load only that.
 
-The text weights get the published prefix; the base's vision tower and projector come along bit for bit.
+The text weights get the published prefix; the base's vision tower and projector are copied bit for bit.
 """
 
 import os
@@ -25,9 +25,9 @@ OF_BASE = "*processor_config.json"
 TEXT = "language_model."
 """Published prefix of the text model's weights."""
 SHARD_BYTES = 2 << 30
-"""About what is held in memory at once; a single tensor may be larger."""
+"""Approximate memory in use at once; a single tensor may be larger."""
 OUTER = ("architectures", "transformers_version", "_name_or_path", "dtype", "torch_dtype")
-"""Keys that belong to a whole configuration and not to the part for the text."""
+"""Keys of a whole configuration that its part for the text does not have."""
 
 
 def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHARD_BYTES) -> tuple[int, int]:
@@ -40,14 +40,14 @@ def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHA
         shard_bytes: Size of the files, which is about the memory needed.
 
     Returns:
-        How many weights are of the text, and of the vision side.
+        The number of text weights and of vision weights.
     """
     target = refuse_used(Path(out).expanduser().resolve())
     text_folder, base_folder = locate_text_model(trained), locate_model(base)
     if not multimodal.is_multimodal(base_folder):
         raise UserError(
             f"{base} is not a multimodal Gemma-3 (model type gemma3 with a vision_config); give the one that the model "
-            "was trained from, because its vision tower is added."
+            "was trained from, whose vision tower is added."
         )
     refuse_other_tokens(text_folder, base_folder)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def wrap_text_model(trained: str, base: str, out: str, *, shard_bytes: int = SHA
 
 
 def refuse_used(target: Path) -> Path:
-    """A path that does not exist yet or is an empty folder, and that can be written."""
+    """Raise an error unless a path is new or an empty folder, and can be written; return it."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         found = "holds files" if target.is_dir() else "is a file"
         raise UserError(f"{target} {found}; give a new or empty folder as --output.")
@@ -82,7 +82,7 @@ def refuse_used(target: Path) -> Path:
 
 
 def locate_text_model(source: str) -> Path:
-    """Folder of a text-only Gemma-3 with its tokenizer."""
+    """Return the folder of a text-only Gemma-3 with its tokenizer."""
     if (Path(source).expanduser() / ADAPTER_FILE).is_file():
         raise UserError(
             f"{source} is an adapter; expected a whole model. Make one with `weakdriven export merge "
@@ -92,16 +92,16 @@ def locate_text_model(source: str) -> Path:
     kind = read_json(folder / "config.json").get("model_type")
     if kind != Gemma3TextConfig.model_type:
         raise UserError(
-            f"{source} has model type {kind}; expected a text-only Gemma-3 (gemma3_text), as a run saves it. Other "
+            f"{source} has model type {kind}; expected a text-only Gemma-3 (gemma3_text), as runs save it. Other "
             "models need no wrapping."
         )
     if not (folder / "tokenizer.json").is_file():
-        raise UserError(f"{source} holds no tokenizer.json; save the tokenizer it was trained with there.")
+        raise UserError(f"{source} has no tokenizer.json; save the tokenizer that it was trained with there.")
     return folder
 
 
 def wrapped_weights(trained: Path, base: Path, config: Any) -> dict[str, Stored]:
-    """Every weight of the result, whose configuration this is, by its published name."""
+    """Return every weight of the result by its published name; `config` is the result's configuration."""
     text, vision = stored_weights(trained), multimodal.renamed(base, multimodal.vision_name)
     expected = {
         multimodal.vision_name(name) or f"{TEXT}{multimodal.text_name(name)}": shape
@@ -116,7 +116,7 @@ def wrapped_weights(trained: Path, base: Path, config: Any) -> dict[str, Stored]
 
 
 def refuse_other_tokens(trained: Path, base: Path) -> None:
-    """The vision side uses token ids of the base, so every token of the base must have kept its id."""
+    """Raise an error unless every token of the base has kept its id, because the vision side uses these ids."""
     vocabulary = load_tokenizer(trained).get_vocab()
     moved = sorted(name for name, number in load_tokenizer(base).get_vocab().items() if vocabulary.get(name) != number)
     if moved:
@@ -127,7 +127,7 @@ def refuse_other_tokens(trained: Path, base: Path) -> None:
 
 
 def wrapped_config(trained: Path, base: Path) -> dict[str, Any]:
-    """The base's settings with those of the trained text; the base's older names stay, for older servers."""
+    """Return the base's settings with those of the trained text; the base's older names stay, for older servers."""
     outer, inner = read_json(base / "config.json"), read_json(trained / "config.json")
     precision = "torch_dtype" if "torch_dtype" in outer else "dtype"
     parts = {"text_config": outer.get("text_config", {}) | inner, "vision_config": outer["vision_config"]}
@@ -139,7 +139,7 @@ def wrapped_config(trained: Path, base: Path) -> dict[str, Any]:
 
 
 def refuse_other_settings(wrapped: Any, trained: Path) -> None:
-    """transformers must read the trained model's settings from the new configuration."""
+    """Raise an error unless transformers reads the trained model's settings from the new configuration."""
     theirs = AutoConfig.from_pretrained(trained, trust_remote_code=False).to_dict()
     ours = wrapped.text_config.to_dict()
     differ = sorted(k for k in theirs.keys() | ours.keys() if k not in OUTER and theirs.get(k) != ours.get(k))
@@ -152,9 +152,9 @@ def refuse_other_settings(wrapped: Any, trained: Path) -> None:
 
 
 def copy_files(trained: Path, base: Path, out: Path) -> None:
-    """Tokenizer, chat template and generation settings of the trained model; the image processor of the base."""
+    """Copy the trained model's tokenizer, chat template and generation settings, and the base's image processor."""
     if not any(base.glob(OF_BASE)):
-        raise UserError(f"{base} holds no {OF_BASE}, which servers read; use the whole multimodal checkpoint.")
+        raise UserError(f"{base} has no {OF_BASE}, which servers read; use the whole multimodal checkpoint.")
     # the trained model's generation settings come last and replace the base's
     for source, patterns in ((base, [OF_BASE]), (trained, OF_TRAINED)):
         for path in (path for pattern in (*patterns, "generation_config.json") for path in source.glob(pattern)):
@@ -162,7 +162,7 @@ def copy_files(trained: Path, base: Path, out: Path) -> None:
 
 
 def refuse_changed(weights: dict[str, torch.Tensor], folder: Path) -> None:
-    """Read back what was written and compare every bit; as bytes, because a NaN does not equal itself."""
+    """Read back what was written and compare it as bytes, because NaN does not equal itself."""
     written = read_weights(stored_weights(folder))
     for name, weight in weights.items():
         bits, theirs = (tensor.contiguous().flatten().view(torch.uint8) for tensor in (weight, written[name]))

@@ -28,7 +28,7 @@ SHARES = {
     "uniform_margin": "uniform margin condition holds",
     "amplified_share": "hard negatives amplified",
     "net_amplified_share": "amplified, net of lambda",
-    "hardest_amplified": "hardest one amplified",
+    "hardest_amplified": "likeliest one amplified",
 }
 MASSES = {"negative_mass_weak": "weak", "negative_mass_strong": "strong", "negative_mass_mixed": "mixture"}
 WHEN = {"before": "before the round", "after": "after the round"}
@@ -99,7 +99,7 @@ def pair_cells(pair: dict[str, Any]) -> dict[str, str]:
         "uniform margin condition holds": percent(mean["uniform_margin"]),
         "hard negatives amplified": percent(pair["amplified_share"]),
         "  amplified, net of lambda": percent(pair["net_amplified_share"]),
-        "hardest negative amplified": percent(mean["hardest_amplified"]),
+        "likeliest hard negative amplified": percent(mean["hardest_amplified"]),
         "negative mass of strong alone": _digits(mean["negative_mass_strong"]),
         "negative mass of the mixture": _digits(mean["negative_mass_mixed"]),
         "gradient norm of SFT": _digits(mean["sft_gradient"]),
