@@ -421,5 +421,7 @@ def test_a_process_takes_over_what_the_main_one_found_in_another_run(tmp_path):
 
 def test_a_process_with_other_inputs_raises_an_error(tmp_path):
     run = Run(tmp_path, is_main=False, agree=lambda value: ("another key", "not run yet", False, None))
-    with pytest.raises(UserError, match="part/one: this process and the main process have different settings or inputs"):
+    with pytest.raises(
+        UserError, match="part/one: this process and the main process have different settings or inputs"
+    ):
         run.stage("part/one", Work(), settings=SETTINGS, inputs=INPUTS)
