@@ -60,7 +60,7 @@ class Renderer:
     domain: str
     style: str
     system_prompt: str | None = None
-    """The user's own, for messages that have none."""
+    """The user's own system prompt, for messages without one."""
 
     def prompt(self, messages: list[Message], domain: str = "") -> str:
         """Render the text up to the start of the model's reply, with the row's own system prompt and domain."""

@@ -41,9 +41,6 @@ def served_engine(
         yield ServerEngine(url)
 
 
-# of a model outside a recipe
-
-
 def open_engine(
     target: TargetSettings, branch: ModelFolder, renderer: Renderer, *, longest: int, log: Path
 ) -> AbstractContextManager[Engine]:
