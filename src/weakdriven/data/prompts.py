@@ -48,7 +48,7 @@ def with_system_prompt(messages: list[Message], domain: str, style: str, own: st
 
 
 def with_request(question: str, domain: str, style: str) -> str:
-    """Return a benchmark's question; in style plain, no system prompt asks for a form of answer, so add that."""
+    """Return a benchmark's question; in style plain, append the required form of the answer."""
     return f"{question}\n\n{SYSTEM_PROMPTS[domain, 'tag-free']}" if style == "plain" else question
 
 
