@@ -1,4 +1,4 @@
-"""Training on rows of real lengths as a recipe does it, against TRL's SFTTrainer as a user would write it.
+"""Training on rows of realistic lengths: a recipe's, against TRL's SFTTrainer as a user would write it.
 
     python benchmarks/end_to_end.py                                  # Qwen2.5-0.5B's shape, on a GPU
     python benchmarks/end_to_end.py --model gemma-3-270m Qwen3-4B
@@ -6,10 +6,10 @@
     python benchmarks/end_to_end.py --whole --model Qwen2.5-0.5B     # a whole `weakdriven compare` of SFT and WMSS
     python benchmarks/end_to_end.py --model embedded --batch 8 --steps 5 --dropped 2   # on a CPU
 
-Random weights, random tokens; the lengths are those of the study's solutions (docs/evidence/solutions.jsonl.gz, at 3.5
-characters a token, 256 on average), a third of each row a prompt. Steps of 128 rows. Each variant runs in a process of
-its own. Tokens are those of the rows, without padding. The share of the peak counts six operations for each weight of a
-matrix product and token, and causal attention, without what is computed again, against 790 TFLOP/s.
+Weights and tokens are random. Lengths are those of the study's solutions (docs/evidence/solutions.jsonl.gz, at 3.5
+characters per token, 256 tokens on average); a third of each row is the prompt. A step has 128 rows. Each variant runs
+in its own process. Tokens are counted without padding. The share of the peak counts 6 operations per token and weight
+of a matrix product, and causal attention, without recomputation, relative to 790 TFLOP/s.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from weakdriven.wmss.trainer import train_joint
 LONGEST = 1024
 TINY = "embedded"
 MODELS = {"Qwen2.5-0.5B", "Qwen3-4B", "gemma-3-270m", TINY}
-"""Shapes that ship with the planner, and for a CPU the demo's model."""
+"""Shapes that ship with the planner, and the demo's model for a CPU."""
 TRL = {"trl": True, "micro_batch_size": 8}
 VARIANTS: dict[str, dict[str, Any]] = {
     "TRL": TRL,
@@ -90,11 +90,11 @@ KERNELS = {
     "loss": r"row_kernel|entropy|cross_entropy|log_?softmax|_mixed",
     "copies and casts": r"memcpy|memset|copy_kernel|direct_copy|CatArray",
 }
-"""What the names of kernels hold; the first that fits."""
+"""Groups of kernels, by parts of their names; the first match counts."""
 
 
 class Share(TrainerCallback):
-    """Kernels of two steps after the warm-up, in groups."""
+    """Profiles the kernels of two steps after the warm-up, in groups."""
 
     def __init__(self, first: int):
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -112,7 +112,7 @@ class Share(TrainerCallback):
             self.profile.stop()
 
     def table(self) -> dict[str, float]:
-        """Milliseconds of a step: kernels by group, no kernel running, and the operations that take most of the CPU."""
+        """Return milliseconds per step: kernels by group, time without kernels, and the slowest CPU operations."""
         kernels, cpu = Counter[str](), Counter[str]()
         for event in self.profile.key_averages():
             if event.device_type == torch.autograd.DeviceType.CUDA:
@@ -129,7 +129,7 @@ def config_of(name: str) -> Any:
 
 
 def rows(options: argparse.Namespace) -> Dataset:
-    """As many as the steps take and one step more, whose begin is the end of the last; the vocabulary's own numbers."""
+    """Make random rows for all steps and one more, whose start is the end of the last timed step."""
     draw, vocabulary = np.random.default_rng(0), config_of(options.model).vocab_size
     count = (options.steps + 1) * options.batch
     length_N = draw.choice(lengths().clip(12, LONGEST), count) // options.shorter
@@ -177,7 +177,7 @@ def run_variant(name: str, options: argparse.Namespace) -> dict[str, Any]:
             models = 2 if settings.pop("pair", False) else 1
             model = train(found, folder, settings, models, options, clock, share)
     row = clock.row()
-    tokens = sum(map(len, found["input_ids"])) / (options.steps + 1)  # of a step
+    tokens = sum(map(len, found["input_ids"])) / (options.steps + 1)  # per step
     work = models * flops(model, 1, round(float(np.mean([len(one) for one in found["input_ids"]])))) * options.batch
     seconds = row["median_ms"] / 1000
     row["note"] = f"{tokens / seconds:,.0f} tokens/s, {work / seconds / PEAK:.1%} of the peak"
@@ -195,7 +195,7 @@ def train(
     clock: Clock,
     share: Share | None,
 ) -> Any:
-    """Through the package's own phases."""
+    """Train through the package's own phases."""
     work = Path(folder) / ".work" / "stage" / "work"
     work.mkdir(parents=True)
     data = DataSettings(path="embedded:arithmetic", max_length=LONGEST)
@@ -223,7 +223,7 @@ class Watched(TimedPhase):
 
 
 def whole(options: argparse.Namespace) -> None:
-    """Seconds of every stage of SFT over two epochs and of WMSS, each from nothing; random weights, no evaluation."""
+    """Time every stage of SFT over two epochs and of WMSS, from random weights and without evaluation."""
     tokenizer = load_tokenizer(locate_model(EMBEDDED))
     with tempfile.TemporaryDirectory() as folder:
         model, data = Path(folder) / "model", Path(folder) / "rows.jsonl"
@@ -261,11 +261,11 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME")
     parser.add_argument("--profile", nargs="+", choices=VARIANTS, default=[], metavar="NAME", help="only these")
     parser.add_argument("--whole", action="store_true", help="a whole comparison of SFT and WMSS instead")
-    parser.add_argument("--rows", type=int, default=4096, help="of --whole")
+    parser.add_argument("--rows", type=int, default=4096, help="rows of --whole")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--shorter", type=int, default=1, help="divide the lengths, for a CPU")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--dropped", type=int, default=3, help="steps, of those, that are not timed")
+    parser.add_argument("--dropped", type=int, default=3, help="first steps, which are not timed")
     parser.add_argument("--precision", choices=DTYPES, default="bf16-mixed" if torch.cuda.is_available() else "fp32")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results.csv")
     options = parser.parse_args()

@@ -23,6 +23,7 @@ from weakdriven.eval import sandbox
 from weakdriven.losses.head import Head
 
 FOLDER = Path(__file__).parents[1] / "docs/reference"
+LINE = 120
 LEFT_OUT = ("help", "debug")
 NAMES = {str: "text", Path: "path", int: "integer", float: "number", bool: "flag"}
 API = {
@@ -36,7 +37,7 @@ API = {
 
 
 def commands_page() -> str:
-    """Every command with its usage, arguments, options and settings."""
+    """Describe every command with its usage, arguments, options and settings."""
     root: Any = typer.main.get_command(app)
     lines = [
         "# Commands",
@@ -93,7 +94,7 @@ def shown_argument(argument: Any) -> str:
 
 
 def values(hint: Any) -> str:
-    """The values of an annotation, in a word; of a list, those of its elements."""
+    """Name the values of an annotation in a word; of a list, those of its elements."""
     inner = [one for one in get_args(hint) if one is not NoneType]
     if get_origin(hint) is Literal:
         return ", ".join(map(str, inner))
@@ -109,7 +110,7 @@ def cell(text: str) -> str:
 
 
 def python_api_page() -> str:
-    """The importable names with their signatures and docstrings."""
+    """Describe the importable names with their signatures and docstrings."""
     lines = [
         "# Python API",
         "",
@@ -128,14 +129,14 @@ def python_api_page() -> str:
 
 
 def home(given: Any) -> str:
-    """The shortest module that the object is to be imported from."""
+    """Return the shortest module from which the object can be imported."""
     return next(
         (one.__name__ for one in (weakdriven, evaluation, sandbox) if given.__name__ in one.__all__), given.__module__
     )
 
 
 def signature(given: Any) -> list[str]:
-    """The header of a function; of a class, its own fields and the header of its own __init__."""
+    """Return the header of a function; of a class, its own fields and the header of its own __init__."""
     source = inspect.cleandoc("\n" + inspect.getsource(given))
     (node,) = ast.parse(source).body
     lines = source.splitlines()
@@ -147,22 +148,27 @@ def signature(given: Any) -> list[str]:
         if isinstance(one, ast.FunctionDef) and one.name == "__init__":
             inner = header(one, lines)
     inner = [line for line in inner if "ClassVar" not in line]
-    return [f"class {node.name}({bases}):" if bases else f"class {node.name}:", *(inner or ["    ..."])]
+    first = f"class {node.name}({bases}):" if bases else f"class {node.name}:"
+    return [first, *inner] if inner else [f"{first} ..."]
 
 
 def header(node: Any, lines: list[str]) -> list[str]:
     found = lines[node.lineno - 1 : node.body[0].lineno - 1]
-    return [*found[:-1], f"{found[-1]} ..."]
+    found[-1] += " ..."
+    if len(found[0]) > LINE:  # as ruff wraps it
+        name, arguments, result = re.fullmatch(r"(def \w+)\((.*)\) -> (.*)", found[0]).groups()  # pyright: ignore
+        return [f"{name}(", f"    {arguments}", f") -> {result}"]
+    return found
 
 
 def text_of(given: Any) -> str:
-    """The docstring; none where a dataclass has made up its own."""
+    """Return the docstring, without those that a dataclass generates."""
     text = inspect.getdoc(given) or ""
     return "" if text.startswith(f"{given.__name__}(") else text
 
 
 def described(given: Any) -> list[Any]:
-    """The fields of a dataclass that it adds and that have a help text, as HfArgumentParser shows it."""
+    """List the new fields of a dataclass that have a help text, as HfArgumentParser shows it."""
     own = vars(given).get("__annotations__", {})
     found = dataclasses.fields(given) if dataclasses.is_dataclass(given) else []
     return [one for one in found if one.name in own and "help" in one.metadata]
@@ -175,7 +181,7 @@ def fields(given: Any) -> Iterator[str]:
 
 
 def prose(text: str) -> Iterator[str]:
-    """A docstring as Markdown: arguments as a list, examples as code."""
+    """Format a docstring as Markdown: arguments as a list, examples as code."""
     examples = False
     for line in ["", *text.splitlines()] if text else []:
         if line.startswith(">>>") and not examples:
@@ -196,7 +202,7 @@ def prose(text: str) -> Iterator[str]:
 
 
 def methods(given: Any) -> Iterator[str]:
-    """The documented public methods that a class adds to those of its library."""
+    """List the documented public methods that a class adds to those of its library."""
     if not inspect.isclass(given):
         return
     upstream = {

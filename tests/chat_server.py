@@ -1,4 +1,4 @@
-"""A real local HTTP server that answers chats, and refuses them, as hosted ones do."""
+"""A real local HTTP server that answers chat requests or rejects them, as hosted ones do."""
 
 import json
 import socket
@@ -13,7 +13,7 @@ DROP = object()
 
 
 class Server(ThreadingHTTPServer):
-    """Repeats a question in capitals, or does what `trouble` gives for the n-th time it is asked."""
+    """Repeats a question in capitals, or does what `trouble` says for the n-th request."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -75,7 +75,7 @@ def question(body) -> str:
 
 
 def said(text, *, finish="stop", usage={"completion_tokens": 9}, **message):  # noqa: B006
-    """An answer of the chat endpoint."""
+    """Make an answer of the chat endpoint."""
     return {"choices": [{"message": {"content": text, **message}, "finish_reason": finish}], "usage": usage}
 
 

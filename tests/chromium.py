@@ -1,4 +1,4 @@
-"""The Chromium that pages are tested in, and the mark of tests that need it."""
+"""The Chromium in which pages are tested, and the mark of tests that need it."""
 
 import shutil
 

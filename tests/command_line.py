@@ -1,4 +1,4 @@
-"""The command line, called in this process, and the settings of the whole small run that several tests look at."""
+"""Calls the command line in this process; also the settings of the complete small run that several tests share."""
 
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -21,7 +21,7 @@ class Result(NamedTuple):
 
 
 def weakdriven(*words: object) -> Result:
-    """Exit code and output of a command, on a wide terminal."""
+    """Run a command on a wide terminal, and return its exit code and output."""
     from weakdriven.commands.app import main
 
     out, err, code = StringIO(), StringIO(), 0
@@ -36,6 +36,6 @@ def weakdriven(*words: object) -> Result:
 
 
 def assert_user_error(result: Result, *words: str) -> None:
-    """A user's mistake is one sentence on stderr and exit code 2, without a traceback."""
+    """Check that a user's mistake gives one sentence on stderr and exit code 2, without a traceback."""
     assert result.code == 2 and result.err.startswith("Error: ") and "Traceback" not in result.err, result
     assert all(word in result.err for word in words), result.err

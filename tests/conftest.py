@@ -1,4 +1,4 @@
-"""Fixtures and groups of all tests. Imports come late: pytest-xdist's first process only hands out the tests."""
+"""Fixtures and groups of all tests. Imports are late, because pytest-xdist's first process only distributes tests."""
 
 import fcntl
 import gc
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script, which tests' children inherit
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script's background, and inherited by child processes
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 modules = 0
@@ -33,7 +33,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_runtest_logstart() -> None:
-    """A run collects garbage before each model; it need not search all imported modules each time."""
+    """Exclude imported modules from garbage collection, which runs do before each model."""
     global modules
     if len(sys.modules) != modules:
         modules = len(sys.modules)
@@ -42,9 +42,9 @@ def pytest_runtest_logstart() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file with a fixture of module scope run in one worker, and so do those of the whole run.
+    """Run the tests of a file with a module fixture in one worker, and so those of the complete run.
 
-    A test with a group of its own keeps it, since pytest-xdist makes a new group of two.
+    A test with its own group keeps it, because pytest-xdist makes a new group of two.
     """
     for item in items:
         if item.get_closest_marker("xdist_group"):
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("whole-run"))
         elif any(one.scope == "module" for found in fixtures.values() for one in found):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    if "PYTEST_XDIST_WORKER" in os.environ:  # what is long comes first, and single tests fill up the workers at the end
+    if "PYTEST_XDIST_WORKER" in os.environ:  # long groups come first, and single tests fill up the workers at the end
         items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("xdist_group", "timeout")))
 
 
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def once(tmp_path_factory) -> Callable[[str, Callable[[Path], Any]], tuple[Path, Any]]:
     """Build a folder once for all workers: `path, result = once(name, build)`, where `build(path)` returns a result.
 
-    Tests only read what it made; who changes something copies it first.
+    Tests only read the result; a test that changes something copies it first.
     """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -90,7 +90,7 @@ def two_round_run(once) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="session")
 def whole_run(once) -> tuple[Path, Any]:
-    """A run of one round through the command line, to its report: its directory and what the command printed."""
+    """A run of one round through the command line, with its report: its directory and the command's output."""
     from command_line import WHOLE, weakdriven
 
     return once("whole-run", lambda root: weakdriven("run", "demo", *WHOLE, "--output", root))
@@ -98,7 +98,7 @@ def whole_run(once) -> tuple[Path, Any]:
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    """A machine without CUDA, also where there is one."""
+    """Hide the GPU, if there is one."""
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -65,7 +65,7 @@ def run(kind: Any, folder: Path, model: Any, data: Any, extras: dict[str, Any], 
 
 
 def logged(trainer: Any) -> list[dict[str, float]]:
-    """Of each line of the log, what both trainers measure."""
+    """Return from each log line what both trainers measure."""
     names = ("loss", "grad_norm", "num_tokens", "learning_rate")
     lines = ({k: v for k, v in e.items() if k in names or k.endswith("_loss")} for e in trainer.state.log_history)
     return [line for line in lines if line and "train_loss" not in line]
@@ -80,7 +80,7 @@ def same(
     twins: bool = True,
     **options: Any,
 ) -> Check:
-    """SFTTrainer's log: with `strong_weight=1` all of it, and mixed with a copy of itself the first loss."""
+    """Compare with SFTTrainer's log: all of it for `strong_weight=1`, the first loss for a mixture with a copy."""
     data = token_rows(8) if data is None else data
 
     def check(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def refused(message: str, *, model: Any = text_model, extras: Any = dict, **opti
 
 
 def elsewhere(file: str, name: str) -> Check:
-    """The test that runs this row."""
+    """Name the test that checks this row."""
 
     def check(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
@@ -226,7 +226,7 @@ def asked_of_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Crowded(DataCollatorForLanguageModeling):
-    """There is memory for two rows."""
+    """A collator that runs out of memory above two rows."""
 
     def torch_call(self, examples: list[Any]) -> dict[str, Any]:
         if len(examples) > 2:

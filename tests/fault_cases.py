@@ -1,4 +1,4 @@
-"""The fault matrix: which fault strikes which stage and what comes of it; and runs that are struck."""
+"""The fault matrix: which fault hits which stage, with what result; and helpers for runs with faults."""
 
 import atexit
 import json
@@ -24,7 +24,7 @@ TINY = [
     *(f"{phase}.{name}=16" for phase in ("sft", "joint") for name in ("batch_size", "micro_batch_size")),
 ]
 FORKED = pytest.mark.xdist_group("faults")
-"""Tests of runs that are forked off one process and compared with one finished run: in one worker."""
+"""Group for tests of runs that are forked from one process and compared with one finished run."""
 STAGES = {
     "data": "data",
     "sft": "sft",
@@ -74,7 +74,7 @@ def cases(fault: str) -> list[Case]:
 
 
 def params(fault: str, *, quick: tuple[str, ...] = ()) -> list:
-    """The cases of a fault as parameters of a test, slow for all stages but the named ones."""
+    """Return the cases of a fault as parameters of a test, marked slow except for the named stages."""
     slow = pytest.mark.slow
     return [
         pytest.param(case, marks=[] if case.stage in quick else slow, id="-".join(case[:2])) for case in cases(fault)
@@ -82,7 +82,7 @@ def params(fault: str, *, quick: tuple[str, ...] = ()) -> list:
 
 
 def record(case: Case) -> None:
-    """The row of a case that has come out as it says, for `fault_matrix.py`."""
+    """Record a case that passed, for `fault_matrix.py`."""
     if path := os.environ.get("FAULT_ROWS"):
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(case) + "\n")
@@ -90,11 +90,11 @@ def record(case: Case) -> None:
 
 @dataclass
 class Forks:
-    """Runs of the command line in processes that start at once, because everything is imported before they fork."""
+    """Runs the command line in forked processes, which start fast because everything is already imported."""
 
     folder: Path
     within: tuple[str, ...] = ()
-    """Words before the command, such as those that mount a disk for it."""
+    """Words before the command, for example to mount a disk."""
     server: subprocess.Popen = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,11 +106,11 @@ class Forks:
         self.count = 0
 
     def start(self, root: Path, fault: dict[str, Any] | None = None, *overrides: str) -> int:
-        """Begin a run; returns its process. `finish` waits for it."""
+        """Start a run and return its process; `finish` waits for it."""
         return self.begin(["run", "demo", *TINY, *overrides, "--output", str(root)], fault)
 
     def begin(self, argv: list[str], fault: dict[str, Any] | None = None) -> int:
-        """Begin any command."""
+        """Start any command."""
         assert self.server.stdin and self.server.stdout
         self.count += 1
         self.log = self.folder / f"run-{self.count}.log"
@@ -118,7 +118,7 @@ class Forks:
         return int(self.server.stdout.readline())
 
     def finish(self) -> tuple[int, str]:
-        """Exit code, minus a signal's number where one ended it, and all that was printed."""
+        """Return the exit code (minus the signal's number if a signal ended the run) and the output."""
         assert self.server.stdout
         return int(self.server.stdout.readline()), self.log.read_text(encoding="utf-8")
 
@@ -134,7 +134,7 @@ class Forks:
 
 @cache
 def session_forks() -> Forks:
-    """One process from which all runs of a session are forked."""
+    """Start the process from which all runs of a session are forked."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     forks = Forks(folder)
@@ -144,7 +144,7 @@ def session_forks() -> Forks:
 
 @cache
 def struck_runs() -> tuple[Forks, Path]:
-    """The process that runs are forked from, and a finished run that nothing has struck."""
+    """Return the process from which runs are forked, and a finished run without faults."""
     forks = session_forks()
     calm = forks.folder / "calm"
     code, output = forks.run(calm)
@@ -153,14 +153,14 @@ def struck_runs() -> tuple[Forks, Path]:
 
 
 def killed_at(path: Path, *words: object) -> int:
-    """Exit code of a command whose process kills itself as soon as a file is there."""
+    """Run a command whose process kills itself when a file appears, and return its exit code."""
     forks = session_forks()
     forks.begin([*map(str, words)], {"kind": "kill at", "path": str(path)})
     return forks.finish()[0]
 
 
 def resumes(root: Path, fault: dict[str, Any] | None = None) -> str:
-    """Run the same command again; the results must be those of the run that nothing has struck."""
+    """Run the same command again, and check that its results are those of the run without faults."""
     forks, calm = struck_runs()
     code, output = forks.run(root, fault)
     assert code == 0, output
@@ -169,14 +169,14 @@ def resumes(root: Path, fault: dict[str, Any] | None = None) -> str:
 
 
 def without(calm: Path, root: Path, stage: str) -> Path:
-    """A copy of the finished run in which one stage has still to be computed."""
+    """Copy the finished run without one stage."""
     shutil.copytree(calm, root)
     shutil.rmtree(root / STAGES[stage])
     return root
 
 
 def results(root: Path) -> dict[str, str]:
-    """Hash of every file of every finished stage except those that hold times and places."""
+    """Hash every file of every finished stage, except files that hold times and paths."""
     found = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
@@ -187,12 +187,12 @@ def results(root: Path) -> dict[str, str]:
 
 
 def damaged(root: Path) -> list[str]:
-    """Finished stages whose files differ from their manifest."""
+    """List finished stages whose files differ from their manifest."""
     return [stage for stage, _, _, wrong in check_stages(root) if wrong]
 
 
 def one_sentence(output: str) -> str:
-    """The line with the error; there must be no traceback."""
+    """Return the line with the error, and check that there is no traceback."""
     assert "Traceback" not in output, output
     lines = [line for line in output.splitlines() if line.startswith(("Error: ", "Stopped"))]
     assert len(lines) == 1, output

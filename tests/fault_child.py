@@ -1,6 +1,6 @@
-"""Forks runs off one process that has everything imported, each perhaps with a fault that strikes inside it.
+"""Forks runs from one process that has everything imported; each may have a fault inside.
 
-Started as a script it reads orders, a JSON object a line, and answers each with the process number and the exit code.
+As a script, it reads orders, one JSON object per line, and answers each with the process id and the exit code.
 """
 
 import errno
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 BACK = 40 * 86_400
-"""Seconds by which a clock that is wrong is set back."""
+"""Seconds by which a wrong clock is set back."""
 
 
 def strike(kind: str, path: str) -> None:
-    """What happens at the chosen moment: the file `path` is about to be opened or renamed."""
+    """Cause the fault at the chosen moment, when the file `path` is about to be opened or renamed."""
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "disk":
@@ -30,7 +30,7 @@ def strike(kind: str, path: str) -> None:
 
 
 def at_file_event(fault: dict[str, Any]) -> None:
-    """Strike when files of the stage's work folder have been opened or renamed so often; a full disk when written."""
+    """Strike after a number of opened or renamed files in the stage's work folder; a full disk, when one is written."""
     place, seen = f".work/{fault['stage'].replace('/', '--')}/", [0]
 
     def hook(event: str, details: tuple) -> None:
@@ -48,7 +48,7 @@ def at_file_event(fault: dict[str, Any]) -> None:
 
 
 def at_step(fault: dict[str, Any]) -> None:
-    """From a step of a stage's training on: a weight is NaN, or the model's forward pass finds no memory."""
+    """From a step of a stage's training on, make a weight NaN or let the forward pass run out of memory."""
     from transformers import Trainer
 
     usual: Callable = Trainer.training_step
@@ -74,7 +74,7 @@ def clock_back(_: dict[str, Any]) -> None:
 
 
 def kill_at(fault: dict[str, Any]) -> None:
-    """Strike as soon as a file is there."""
+    """Strike when a file appears."""
 
     def watch() -> None:
         while not os.path.exists(fault["path"]):
@@ -87,7 +87,7 @@ def kill_at(fault: dict[str, Any]) -> None:
 def prepare(fault: dict[str, Any] | None) -> None:
     import weakdriven.wmss.score_files
 
-    weakdriven.wmss.score_files.FLUSH_SECONDS = 0.0  # a part for each batch, so that there is one to damage
+    weakdriven.wmss.score_files.FLUSH_SECONDS = 0.0  # one part per batch, so that there is one to damage
     if fault is None:
         return
     where = {"nan": at_step, "memory": at_step, "clock": clock_back, "kill at": kill_at}
@@ -95,7 +95,7 @@ def prepare(fault: dict[str, Any] | None) -> None:
 
 
 def run(order: dict[str, Any]) -> None:
-    """In the forked process: the command line, with its output in a file."""
+    """Run the command line in the forked process, with its output in a file."""
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(log, stream)
@@ -125,13 +125,13 @@ def serve() -> None:
     import weakdriven.commands.app
     import weakdriven.eval.engines
     import weakdriven.pipeline.run
-    import weakdriven.planning.rehearsal  # all that trains
+    import weakdriven.planning.rehearsal  # imports everything that trains
     import weakdriven.runs.progress  # noqa: F401
     from weakdriven.data.demo import demo_rows
 
     for split in ("train", "test"):
         demo_rows(split)
-    gc.freeze()  # a run does not look through what was imported for garbage
+    gc.freeze()  # excludes imported modules from garbage collection in runs
     for line in sys.stdin:
         order = json.loads(line)
         if not (process := os.fork()):

@@ -22,7 +22,7 @@ def table(rows: list[Case]) -> str:
 
 
 def written() -> str:
-    """The table that the page has now."""
+    """Return the table of the current page."""
     return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip()
 
 
@@ -30,7 +30,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
         command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-m", "slow or not slow", "tests/faults"]
-        # the test that compares the page with the cases can be true only afterwards
+        # the test that compares the page with the cases can pass only afterwards
         command += ["--deselect", "tests/faults/test_matrix_page.py::test_the_page_lists_exactly_the_cases_that_exist"]
         environment = {**os.environ, "FAULT_ROWS": str(rows)}
         code = subprocess.run(command, cwd=PAGE.parents[1], env=environment).returncode

@@ -31,7 +31,7 @@ from weakdriven.models.load import EMBEDDED, load_tokenizer, locate_model
 
 FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig, "gemma3": Gemma3TextConfig, "qwen2": Qwen2Config}
 OTHERS = {"gemma2": Gemma2Config, "granite": GraniteConfig, "cohere": CohereConfig, "phi": PhiConfig}
-"""Families that may cap, scale or shift their logits after the head."""
+"""Model families that may cap, scale or shift their logits after the head."""
 VOCABULARY = 64
 
 
@@ -41,18 +41,18 @@ def demo_examples(count: int) -> list[Any]:
 
 
 def build_settings(domain: str, *sources: str, **changes: Any) -> BuildSettings:
-    """Settings of a training set that is compared with no benchmark unless one is named."""
+    """Return settings of a training set, without comparing it with benchmarks unless some are named."""
     given = {"domain": domain, "sources": list(sources), "benchmarks": []}
     return parse_settings(BuildSettings, given | changes, "settings")
 
 
 def embedded_tokenizer() -> PreTrainedTokenizerBase:
-    """A fresh one each time, because tests change its chat template."""
+    """Load a new tokenizer each time, because tests change its chat template."""
     return load_tokenizer(locate_model(EMBEDDED))
 
 
 def gemma_tokenizer() -> PreTrainedTokenizerBase:
-    """The embedded one with what Gemma's has: the marks of its template as special tokens, and a begin of text."""
+    """Give the embedded tokenizer what Gemma's has: its template's special tokens and a beginning-of-text token."""
     tokenizer = embedded_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]})
     tokenizer.bos_token = "<|endoftext|>"
@@ -61,7 +61,7 @@ def gemma_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def tiny_model(family: str = "qwen3", *, seed: int = 0, width: int = 16, tied: bool = True, **changes: Any) -> Any:
-    """Two layers with weights large enough that its logits are far from uniform."""
+    """Make a model of two layers with weights large enough that its logits are far from uniform."""
     sizes = {
         "vocab_size": VOCABULARY,
         "hidden_size": width,
@@ -85,7 +85,7 @@ def tiny_model(family: str = "qwen3", *, seed: int = 0, width: int = 16, tied: b
 
 
 def token_rows(count: int, *, seed: int = 0) -> Dataset:
-    """Rows of different lengths, each with a prompt that is not supervised and a completion that is."""
+    """Make rows of different lengths, each with an unsupervised prompt and a supervised completion."""
     draw = torch.Generator().manual_seed(seed)
     rows = []
     for _ in range(count):
@@ -96,7 +96,7 @@ def token_rows(count: int, *, seed: int = 0) -> Dataset:
 
 
 def padded_batch(rows: Iterable[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """Right-padded tensors of some rows."""
+    """Pad rows on the right into tensors."""
     rows = list(rows)
     width = max(len(row["input_ids"]) for row in rows)
 

@@ -1,4 +1,4 @@
-"""A small server that speaks as much of the Hub's API as a push and a dataset need, and keeps what it is given."""
+"""A small server with the part of the Hub's API that a push and a dataset need; it keeps what it receives."""
 
 import base64
 import hashlib
@@ -27,9 +27,9 @@ class HubServer(ThreadingHTTPServer):
         self.cards: list[str] = []
         self.messages: list[str] = []
         self.datasets: dict[str, dict[str, dict[str, bytes]]] = {}
-        """Of each dataset the files of each commit, the newest last."""
+        """Files of each commit of each dataset, the newest commit last."""
         self.down = 0
-        """Status of every answer about datasets, if the Hub is down."""
+        """Status code of every answer about datasets if the Hub is down, else 0."""
 
     @property
     def url(self) -> str:
@@ -76,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
         hub.requests.append(f"{self.command} {path}")
         if path.removeprefix("/api").startswith("/datasets/"):
             return self._dataset(path.removeprefix("/api").split("/")[2:], body)
-        stored = path.startswith("/objects/")  # like S3, where the address itself is the permission
+        stored = path.startswith("/objects/")  # like S3, where the URL is the permission
         if not stored and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._answer({"error": "Invalid credentials"}, 401)
         if hub.refused and hub.refused in path:
@@ -130,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer({"error": f"nothing at {path}"}, 404)
 
     def _dataset(self, words: list[str], body: bytes) -> None:
-        """`words` are owner, name, and then what is asked of which revision and file."""
+        """Answer a dataset request; `words` are owner, name, the kind of request, revision and file."""
         hub, name, what = self.server, "/".join(words[:2]), "".join(words[2:3])
         if hub.down:
             return self._answer({"error": "The Hub is down"}, hub.down)
@@ -156,7 +156,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def hub_of_trainers(monkeypatch) -> Iterator[HubServer]:
-    """A server that trainers of this process push to."""
+    """Start a server to which trainers of this process push."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     with HubServer() as server:

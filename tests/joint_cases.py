@@ -1,4 +1,4 @@
-"""A small WDJTTrainer for several tests, its training and its logs."""
+"""A small WDJTTrainer for several tests, with its training and its logs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Problems for the mixed loss: exact random tensors, the definition in float64, and every way to compute it.
+"""Problems for the mixed loss: exact random tensors, the definition in float64, and all implementations.
 
 T = supervised tokens, D / E = strong / weak width, V = vocabulary.
 """
@@ -31,7 +31,7 @@ def _way(implementation: str, device: str) -> Any:
     marks = [pytest.mark.skipif(device == "cuda" and not CUDA, reason="needs CUDA")]
     if device == "cuda":
         marks.append(pytest.mark.gpu)
-    elif implementation == "triton":  # conftest.py asks for the interpreter where there is no CUDA
+    elif implementation == "triton":  # without CUDA, conftest.py turns on the interpreter
         marks.append(pytest.mark.skipif(CUDA, reason="with CUDA, Triton compiles"))
     return pytest.param(Way(implementation, device), id=implementation + "-cuda" * (device == "cuda"), marks=marks)
 
@@ -43,21 +43,21 @@ every_fast_way = pytest.mark.parametrize("way", FAST_WAYS)
 
 
 class Exact(NamedTuple):
-    """What the definition says, in float64 on the CPU."""
+    """The results of the definition, in float64 on the CPU."""
 
     loss: Tensor
     statistics: MixStatistics
     slack_T: Tensor
-    """Least of (weak - strong)[k] - (weak - strong)[y] over k; the margin condition is that it is not negative."""
+    """Minimum of (weak - strong)[k] - (weak - strong)[y] over k; the margin condition is that it is at least 0."""
     gradients: list[Tensor | None]
     scales: list[Tensor | None]
-    """Sum of absolute terms of each gradient: what rounding errors are relative to."""
+    """Sum of absolute terms of each gradient, to which rounding errors are relative."""
     largest: float
-    """Of all logits, by size."""
+    """Largest magnitude of all logits."""
 
 
 class Problem(NamedTuple):
-    """One call of the loss. Tensors are None where there is no bias or where a branch need not run."""
+    """One call of the loss. Tensors are None if there is no bias or a model need not run."""
 
     tensors: tuple[Tensor | None, ...]
     target_T: Tensor
@@ -71,7 +71,7 @@ class Problem(NamedTuple):
         return self.strong_weight > 0 or self.strong_anchor > 0, self.strong_weight < 1
 
     def solve(self, way: Way, **options: Any) -> tuple[Tensor, MixStatistics, list[Tensor | None]]:
-        """Loss, statistics and the gradients of the tensors that require one, by the package."""
+        """Compute loss, statistics and the required gradients with the package."""
         leaves = [
             None if x is None else x.detach().to(way.device).requires_grad_(x.requires_grad) for x in self.tensors
         ]
@@ -102,12 +102,12 @@ class Problem(NamedTuple):
             leaves[::3], leaves[1::3], leaves[2::3], self.scales, self.caps, strict=True
         ):
             logits = hidden @ head[:rows].T + (0 if bias is None else bias[:rows])  # pyright: ignore
-            raw.append(F.pad(logits, (0, rows - logits.shape[1])))  # of a shorter head that does not count
+            raw.append(F.pad(logits, (0, rows - logits.shape[1])))  # a shorter head with weight 0
             scaled = scale * raw[-1]
             z.append(scaled if cap is None else cap * (scaled / cap).tanh())
         strong, weak = z
         shares = (self.strong_weight, strong), (1 - self.strong_weight, weak)
-        mixed = torch.stack([share * z for share, z in shares if share]).sum(0)  # 0 times minus infinity is NaN
+        mixed = torch.stack([share * z for share, z in shares if share]).sum(0)  # 0 * -inf is NaN
         loss = F.cross_entropy(mixed, target, reduction="sum")
         loss = loss + self.strong_anchor * F.cross_entropy(strong, target, reduction="sum")
         asked = [i for i, x in enumerate(self.tensors) if x is not None and x.requires_grad and self.runs[i // 3]]
@@ -138,7 +138,7 @@ class Problem(NamedTuple):
         of_strong, of_weak = (
             numbers(z) if runs else nothing for z, runs in zip((strong, weak), self.runs, strict=True)
         )
-        difference = (weak - strong).nan_to_num(torch.inf, torch.inf, -torch.inf)  # what both forbid does not count
+        difference = (weak - strong).nan_to_num(torch.inf, torch.inf, -torch.inf)  # both forbid: does not count
         slack_T = (difference - difference.gather(1, place)).amin(-1)
         holds = (slack_T >= 0).double().sum() if all(self.runs) else nothing[0]
         first, probability, entropy = zip(of_mixed, of_strong, of_weak, strict=True)
@@ -158,7 +158,7 @@ def problem(
     needs: int = 63,
     **options: Any,
 ) -> Problem:
-    """Random halves between -1.5 and 1.5: every raw logit is exact in every dtype as long as D and E are below 10.
+    """Draw random halves between -1.5 and 1.5: all raw logits are exact in every dtype if D and E are below 10.
 
     Args:
         extra: Rows of padding on each head.
@@ -176,12 +176,12 @@ def problem(
 
 
 def given_tensors(case: Problem, device: str = "cpu") -> list[Tensor]:
-    """Fresh leaves of the tensors that there are, in order."""
+    """Return new leaves of the tensors that are not None, in order."""
     return [x.detach().to(device).requires_grad_(x.requires_grad) for x in case.tensors if x is not None]
 
 
 def assert_solves(way: Way, case: Problem) -> None:
-    """Loss, statistics and every gradient against float64, to what rounding allows and no more."""
+    """Compare loss, statistics and every gradient with float64, up to the unavoidable rounding."""
     loss, statistics, gradients = case.solve(way)
     want = case.exact()
     torch.testing.assert_close(loss.cpu().double(), want.loss, rtol=2e-5, atol=1e-4)
@@ -189,7 +189,7 @@ def assert_solves(way: Way, case: Problem) -> None:
         if name == "margin_tokens" and all(case.runs):  # ties in float64 need not be ties in float32
             assert (want.slack_T > 1e-5).sum() <= value.item() <= (want.slack_T > -1e-5).sum()
             continue
-        if true.isnan() and not len(case.target_T):  # a sum over no tokens, of a branch that did not run
+        if true.isnan() and not len(case.target_T):  # a sum over no tokens, for a model that did not run
             assert value.isnan() or value == 0
             continue
         torch.testing.assert_close(
@@ -208,14 +208,14 @@ def assert_solves(way: Way, case: Problem) -> None:
         assert got is not None and (got.dtype, got.shape) == (given.dtype, given.shape), name
         relative = max(2e-5, 2 * torch.finfo(given.dtype).eps)
         error = (got.cpu().double() - true).abs() - relative * scale
-        # a sure token's P - 1 is as exact as float32 holds its logit; scale and anchor magnify what is rounded there
+        # P - 1 of a confident token is as exact as its float32 logit; scale and anchor magnify that rounding
         limit = 1e-6 + 2 * 2**-23 * want.largest * max(1, *case.scales) * max(1, case.strong_anchor)
         assert error.numel() == 0 or error.max() <= limit, f"{name}: off by {error.max()}"
 
 
 @contextmanager
 def tiles(chunk: int, tile: int | None = None):
-    """Hold `chunk` rows of strong logits at a time, and `tile` of weak ones where the gradient is shared."""
+    """Hold `chunk` rows of strong logits at a time, and `tile` rows of weak ones if the gradient is shared."""
 
     def rows(*_: Any, gradients: int, **__: Any) -> tuple[int, int]:
         return chunk, chunk if tile is None or gradients == mixed_ce.SEPARATE else min(tile, chunk)
@@ -226,7 +226,7 @@ def tiles(chunk: int, tile: int | None = None):
 
 
 class Watch(TorchDispatchMode):
-    """Sees matrix products and new memory, inside the operator too."""
+    """Records matrix products and new memory, also inside the operator."""
 
     operator = torch.ops.weakdriven.mixed_cross_entropy.default
     products_of = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.matmul)
@@ -236,7 +236,7 @@ class Watch(TorchDispatchMode):
         self.shapes: list[tuple[int, int, int]] = []
         """(rows, inner, columns) of each product."""
         self.largest = self.peak = 0
-        """Bytes of the largest new tensor, and of all new tensors that were there at one time."""
+        """Bytes of the largest new tensor, and of all new tensors that existed at one time."""
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -259,5 +259,5 @@ class Watch(TorchDispatchMode):
 
     @property
     def work(self) -> int:
-        """Multiplications in all."""
+        """Count all multiplications."""
         return sum(rows * inner * columns for rows, inner, columns in self.shapes)

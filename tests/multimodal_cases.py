@@ -1,4 +1,4 @@
-"""Tiny Gemma-3 folders with a vision tower, in every layout that is found on disk."""
+"""Tiny Gemma-3 folders with a vision tower, in every layout that exists on disk."""
 
 import json
 import shutil
@@ -40,12 +40,12 @@ IDS = torch.arange(3, 23)[None]
 
 
 def published(name: str) -> str:
-    """How the published checkpoints call a weight that transformers 5.22 saves."""
+    """Return the name in published checkpoints of a weight that transformers 5.22 saves."""
     return name.replace("vision_tower.", "vision_tower.vision_model.")
 
 
 def newer(name: str) -> str:
-    """As saved by transformers 4.52 and its followers."""
+    """Return the name as saved by transformers 4.52 and later."""
     if name.startswith("language_model.lm_head."):
         return name.removeprefix("language_model.")
     return "model." + published(name).replace("language_model.model.", "language_model.")
@@ -72,13 +72,13 @@ def multimodal_model(*, tied: bool = True, dtype: torch.dtype = torch.float32, s
         tie_word_embeddings=tied,
     )
     model = Gemma3ForConditionalGeneration(config).eval()
-    for weight in model.parameters():  # norms and biases too, or some would be equal by chance
+    for weight in model.parameters():  # norms and biases too, else some would be equal
         weight.data.normal_(0, 0.3)
     return model.to(dtype)
 
 
 def write_multimodal(folder: Path, *, layout: str = "published", shards: int = 1, **options: Any) -> Any:
-    """Save a random model with its tokenizer and processor file, its configuration as short as Google's."""
+    """Save a random model with its tokenizer and processor file, and a configuration as short as Google's."""
     model = multimodal_model(**options)
     model.save_pretrained(folder)
     weights = {LAYOUTS[layout](name): weight for name, weight in load_file(folder / "model.safetensors").items()}

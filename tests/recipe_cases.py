@@ -23,7 +23,7 @@ PAPER = [f"{backbone}-{domain}" for backbone in BACKBONES for domain in ("math",
 
 
 def parse(*overrides: str) -> Recipe:
-    """The smallest recipe, with overrides."""
+    """Load the smallest recipe with overrides."""
     tree: dict[str, Any] = deepcopy(MINIMAL)
     for override in overrides:
         apply_override(tree, override)
@@ -31,7 +31,7 @@ def parse(*overrides: str) -> Recipe:
 
 
 def stage_keys(*overrides: str) -> dict[str, str]:
-    """The key of each stage of the small demo recipe, without running it."""
+    """Return the key of each stage of the small demo recipe, without running it."""
     stages = check_recipe(small_recipe(*overrides), DryRun(Path("nowhere")))
     all_stages(stages)
     return {entry.name: entry.key for entry in stages.run.planned}

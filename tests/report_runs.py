@@ -1,4 +1,4 @@
-"""Run directories made by hand: one that has only begun, and one that is finished."""
+"""Run directories made by hand: one that has just started, and one that is finished."""
 
 import json
 import random
@@ -32,7 +32,7 @@ def manifest(run: Path, stage: str, second: int, **counters: Any) -> None:
 
 
 def start(run: Path, examples: int = 60, steps: int = 40, recipe: str = "demo") -> random.Random:
-    """Data and phase 1 only."""
+    """Write only the data and phase 1."""
     rng = random.Random(7)
     put(run / "run.json", {"recipe": recipe, "weakdriven": "0.1.0", "created": "2026-11-15T03:00:00+00:00"})
     put(run / "recipe.yaml", RECIPE)
@@ -47,7 +47,7 @@ def start(run: Path, examples: int = 60, steps: int = 40, recipe: str = "demo") 
 
 
 def finish(run: Path, examples: int = 60, steps: int = 40, items: int = 80, recipe: str = "demo") -> None:
-    """Everything that a run with one round and a control leaves behind."""
+    """Write everything that a run with one round and a control leaves."""
     rng, ids = start(run, examples, steps, recipe), [f"train-{i}" for i in range(examples)]
     entropy = {"base": [rng.gammavariate(3, 0.2) for _ in range(examples)]}
     entropy["sft"] = [value * rng.uniform(0.4, 1.15) for value in entropy["base"]]
@@ -93,17 +93,17 @@ def scores(right: list[bool], version: int = 1) -> dict[str, Any]:
 
 
 def specs(page: str) -> dict[str, Any]:
-    """The figures of a page by name."""
+    """Return the figures of a page by name."""
     (text,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page, re.S)
     return json.loads(text)["specs"]
 
 
 def points(page: str, turn: int = 1) -> list[dict[str, Any]]:
-    """Of the scatter of a round; empty where it is not drawn."""
+    """Return the points of a round's scatter plot; empty if it is not drawn."""
     found = specs(page).get(f"entropy-round-{turn}")
     return found["layer"][1]["data"]["values"] if found else []
 
 
 def own_part(page: str) -> str:
-    """A page without the script that every page carries."""
+    """Return a page without the script that every page includes."""
     return page[: page.index("<script>/* Vega")]

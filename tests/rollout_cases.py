@@ -14,7 +14,7 @@ from weakdriven.stages.context import Context
 
 @pytest.fixture(scope="session")
 def learner(once):
-    """The embedded model after some steps on eight problems: some of its samples are right, some wrong."""
+    """Train the embedded model on eight problems until some of its samples are right and some wrong."""
     return once("learner", train_learner)[0]
 
 
@@ -36,7 +36,7 @@ def train_learner(folder):
 
 
 class Says:
-    """An engine that answers each request with the text, or the completion, that `text` gives, and stops at `limit`."""
+    """An engine that answers each request with `text`'s text or completion, and stops at `limit`."""
 
     def __init__(self, text, limit=None):
         self.text, self.limit, self.asked = text, limit, 0
@@ -50,7 +50,7 @@ class Says:
 
 @pytest.fixture
 def says(monkeypatch):
-    """Puts an engine in the place of the model's own."""
+    """Replace the model's own engine."""
 
     def put(text, limit=None):
         engine = Says(text, limit)

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 
 def put(path: Path, value: Any) -> None:
-    """A list becomes JSON lines, a text stays as it is, the rest becomes JSON."""
+    """Write a list as JSON lines, a string as it is, and anything else as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(row) + "\n" for row in value) if isinstance(value, list) else json.dumps(value)
     path.write_text(value if isinstance(value, str) else lines, encoding="utf-8")
@@ -22,7 +22,7 @@ def put_table(path: Path, **columns: Any) -> None:
 
 
 def put_scores(run: Path, model: str, ids: Sequence[str], entropy: Sequence[float | None], **columns: Any) -> None:
-    """Scores as an entropy stage leaves them; what is not given is the same for every example."""
+    """Write scores as an entropy stage does; missing columns are constant."""
     rows = len(ids)
     usual = {"tokens": [20] * rows, "nll": [0.5] * rows, "target_probability": [0.7] * rows}
     values = {"id": list(ids), "entropy": list(entropy), **usual, "truncated": [False] * rows, **columns}

@@ -1,4 +1,4 @@
-"""What the tests of the sandbox share: its methods, generous limits, and the processes on this machine."""
+"""Shared by the tests of the sandbox: its methods, generous limits, and the processes on this machine."""
 
 import os
 import time
@@ -19,20 +19,20 @@ def method(request) -> str:
 
 @pytest.fixture
 def run(method):
-    """Runs a program by each method, with more time than it needs."""
+    """Run a program with each method, with more time than it needs."""
     return lambda program, **limits: run_code(program, **{"method": method, "timeout": 30, **limits})
 
 
 @pytest.fixture
 def isolated() -> str:
-    """The one method that is used here unless another is asked for."""
+    """Return the method that is used here by default."""
     if isolation() == "none":
         pytest.skip(no_isolation())
     return isolation()
 
 
 def refused(*calls: str) -> str:
-    """A program that passes if each of these calls raises OSError; `check(code)` does for a negative code of C."""
+    """Make a program that passes if each call raises OSError; `check(code)` raises it for a negative C code."""
     return (
         "import ctypes, os, signal, socket, stat, sys\n"
         "libc = ctypes.CDLL(None)\n"
@@ -54,7 +54,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = 60) -> bool:
 
 
 def host_processes() -> set[int]:
-    """Ids of the processes on the machine that belong to sandboxes."""
+    """Return the ids of this machine's processes that belong to sandboxes."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -68,12 +68,12 @@ def host_processes() -> set[int]:
 
 
 def assert_no_new_processes(before: set[int]) -> None:
-    """The kernel may take a moment to collect the dead; sandboxes of other sessions on this machine do not count."""
+    """Wait until no new process is left, except those of sandboxes that other sessions started."""
     assert wait_until(lambda: not own(host_processes() - before)), own(host_processes() - before)
 
 
 def own(pids: set[int]) -> set[int]:
-    """Those of the sandbox processes that this process started, or that have lost who started them."""
+    """Select the sandbox processes that this process started or whose parent is gone."""
     kept = set()
     for pid in pids:
         ancestor = pid

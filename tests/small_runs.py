@@ -1,4 +1,4 @@
-"""Small runs of the demo recipe: the embedded model and problems, cut down to seconds."""
+"""Small runs of the demo recipe, with the embedded model and problems, that take seconds."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -20,11 +20,11 @@ SMALL = [
 ]
 
 demo_rows_once = cache(demo_rows)
-files.demo_rows = lambda split: [dict(row) for row in demo_rows_once(split)]  # a run asks for them several times
+files.demo_rows = lambda split: [dict(row) for row in demo_rows_once(split)]  # a run loads them several times
 
 
 class Recorder(Progress):
-    """Remembers which stages ran, why, which were skipped, and what was noted."""
+    """Records which stages ran and why, which were skipped, and all notes."""
 
     def __init__(self):
         self.ran: dict[str, str] = {}
@@ -50,9 +50,9 @@ def small_recipe(*overrides: str) -> Recipe:
 
 
 def run_small(root: Path, *overrides: str, siblings: Sequence[Path] = ()) -> Recorder:
-    """Run the small recipe; stages that a sibling has finished with the same key are taken over from it.
+    """Run the small recipe; reuse stages that a sibling has finished with the same key.
 
-    What an earlier call has finished with other settings is replaced.
+    Stages that an earlier call finished with other settings are replaced.
     """
     from weakdriven.pipeline.run import RunOptions, run_recipe
 

@@ -1,7 +1,7 @@
-"""Losses of one trained model over tiles, beside their definition on dense logits in float64.
+"""Losses of one trained model over tiles, compared with their definition on dense logits in float64.
 
-T = tokens, D / E = trained / teacher width, V = vocabulary. A `Problem` gives both models: its strong one is
-trained, its weak one is the teacher.
+T = tokens, D / E = trained / teacher width, V = vocabulary. A `Problem` has both models: its strong one is trained,
+its weak one is the teacher.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ Dense = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
 
 
 def whole_divergence(logits_TV: Tensor, teacher_TV: Tensor, *, temperature: float) -> Tensor:
-    """The whole KL divergence: what the stored one is with all logits."""
+    """Compute the full KL divergence, which the stored one equals with all logits."""
     q_TV = (teacher_TV / temperature).softmax(-1)
     return (torch.xlogy(q_TV, q_TV) - q_TV * (logits_TV / temperature).log_softmax(-1)).sum()
 
@@ -50,7 +50,7 @@ def logits(values) -> Tensor:
 
 @contextmanager
 def chunks(size: int):
-    """Hold this many rows of logits at a time."""
+    """Hold `size` rows of logits at a time."""
     with pytest.MonkeyPatch.context() as patch:
         for home in (tiled_loss, distil):
             patch.setattr(home, "tile_rows", lambda *_, **__: (size, size))
@@ -66,7 +66,7 @@ def heads(case: Problem, leaves) -> tuple[Head, Head]:
 
 
 def dense_logits(case: Problem) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """In float64: the trained model's leaves, its raw logits, its logits and the teacher's."""
+    """Return, in float64, the trained model's leaves, its raw logits, its logits and the teacher's."""
     leaves = [None if x is None else x.detach().double() for x in case.tensors]
     for x in leaves[:3]:
         if x is not None:
@@ -80,7 +80,7 @@ def dense_logits(case: Problem) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
 
 
 def assert_same(case: Problem, fused: Fused, dense: Dense, chunk: int = 3) -> None:
-    """Loss, statistics and gradients of a fused loss against float64, to what rounding allows."""
+    """Compare loss, statistics and gradients of a fused loss with float64, up to rounding."""
     leaves = [None if x is None else x.detach().clone().requires_grad_(x.requires_grad) for x in case.tensors]
     head, teacher = heads(case, leaves)
     with chunks(chunk):
@@ -106,7 +106,7 @@ def assert_same(case: Problem, fused: Fused, dense: Dense, chunk: int = 3) -> No
 
 
 def assert_lean(fused: Fused, dtype: torch.dtype, largest: int = 4) -> None:
-    """Eight times the tokens take no more memory, and all that waits for the backward pass is the gradients.
+    """Check that eight times the tokens take no more memory, and that only gradients are kept for the backward pass.
 
     Args:
         largest: Bytes per logit of a tile in the largest tensor.
@@ -129,7 +129,7 @@ def assert_lean(fused: Fused, dtype: torch.dtype, largest: int = 4) -> None:
 
 
 def assert_in_budget(fused: Fused, dtype: torch.dtype, **options) -> None:
-    """Beside the gradients and the tokens, no more is held than the memory for logits."""
+    """Check that, besides gradients and tokens, only the memory for logits is used."""
     V = 999
     budget = 7 * V * (2 * torch.finfo(dtype).bits // 8 + 4 * 4)
     case = problem(100, 8, 8, V, dtype=dtype, needs=3, **options)

@@ -1,4 +1,4 @@
-"""Train a tiny pair; test_joint_options.py calls it, and starts it in two processes that save their result."""
+"""Trains a tiny pair; test_joint_options.py calls it, and starts it in two processes that save their result."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from weakdriven.runs.processes import leave
 
 
 def run(out, *, lora=False, unsupervised=0, **options):
-    """The trained weights and everything that was logged; the first examples may have no supervised token."""
+    """Return the trained weights and the whole log; the first examples may have no supervised token."""
     rows = token_rows(16).to_list()
     for row in rows[:unsupervised]:
         row["labels"] = [-100] * len(row["labels"])
@@ -51,7 +51,7 @@ def run(out, *, lora=False, unsupervised=0, **options):
     trainer.train()
     metrics = trainer.evaluate()
     weights = {name: weight.detach() for name, weight in trainer.pair.named_parameters()}
-    searches = getattr(trainer.model_wrapped, "find_unused_parameters", None)  # of DDP
+    searches = getattr(trainer.model_wrapped, "find_unused_parameters", None)  # a setting of DDP
     return {"weights": weights, "logs": trainer.state.log_history, "metrics": metrics, "searches": searches}
 
 

@@ -179,9 +179,9 @@ def test_a_chat_template_that_cannot_be_used(error_of, tmp_path, template, style
 @pytest.mark.parametrize(
     "name, text, words",
     [
-        ("run/run.json", '{"recipe": "other"}', "holds a run of recipe 'other', not 'demo'"),
-        ("run/thesis.tex", "precious", "holds files but no run of weakdriven"),
-        ("run", "x", "is or lies under a file"),
+        ("run/run.json", '{"recipe": "other"}', "contains a run of recipe 'other', not 'demo'"),
+        ("run/thesis.tex", "precious", "contains files, but no run of weakdriven"),
+        ("run", "x", "is a file or inside a file"),
     ],
 )
 def test_an_output_directory_that_is_not_ours(error_of, tmp_path, name, text, words):

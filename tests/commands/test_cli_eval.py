@@ -33,7 +33,7 @@ def test_a_benchmark_is_run_scored_and_not_run_again(evaluated, tmp_path):
     scores = read_json(folder / "arithmetic/scores.json")
     assert scores["items"] == 6 and f"{100 * scores['accuracy']:.1f}%" in done.out
     root = shutil.copytree(folder, tmp_path / "again")
-    assert "done before" in evaluate(root).out
+    assert "already done" in evaluate(root).out
     before = read_json(root / "arithmetic/scores.json")
     assert_user_error(evaluate(root, tokens=8), "max_new_tokens 16 -> 8", "--replace", f"--output {root}-2")
     assert read_json(root / "arithmetic/scores.json") == before

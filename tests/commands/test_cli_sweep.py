@@ -27,7 +27,7 @@ def test_a_sweep_of_nothing_says_what_to_give():
 @pytest.mark.parametrize("command", [["compare", "demo"], ["sweep", "demo", "--grid", "joint.strong_weight=0.5"]])
 def test_an_output_under_a_file_is_one_sentence(command, tmp_path):
     (tmp_path / "file").write_text("x")
-    assert_user_error(weakdriven(*command, "--output", tmp_path / "file/runs"), "is or lies under a file")
+    assert_user_error(weakdriven(*command, "--output", tmp_path / "file/runs"), "is a file or inside a file")
 
 
 def test_listing_and_grids_need_no_torch():

@@ -54,7 +54,7 @@ def test_select_is_short_for_select_draw(root):
     short = weakdriven("select", "demo", *SHORT, "--output", root)
     assert short == weakdriven("select", "draw", "demo", *SHORT, "--output", root) and short.code == 0
     assert short == weakdriven("select", "--output", root, "demo", *SHORT), "options may come first"
-    assert short.out.count("done before") == len(STAGES)
+    assert short.out.count("already done") == len(STAGES)
     quiet = weakdriven("select", "demo", *SHORT, "--output", root, "--quiet")
     assert quiet.out == weakdriven("select", "explain", root).out
 
@@ -62,7 +62,7 @@ def test_select_is_short_for_select_draw(root):
 def test_a_changed_weight_draws_again_and_scores_nothing_again(root):
     done = weakdriven("select", "demo", *SHORT, "selection.repair=0.3", "--replace", "--output", root)
     assert "[5/5] round-1/active: repair 0.1 -> 0.3" in done.out
-    assert done.out.count("done before") == len(STAGES) - 1
+    assert done.out.count("already done") == len(STAGES) - 1
 
 
 def test_a_selection_needs_no_files_of_benchmarks(root):
@@ -76,7 +76,7 @@ def test_a_second_round_is_selected_with_the_strong_model_of_the_first(whole_run
     root = shutil.copytree(whole_run[0], tmp_path / "run")
     done = weakdriven("select", "demo", *WHOLE, "joint.rounds=2", "--round", 2, "--output", root)
     assert done.code == 0 and "Selection of round 2" in done.out
-    assert "round-1/strong: done before" in done.out and "round-2/strong" not in done.out
+    assert "round-1/strong: already done" in done.out and "round-2/strong" not in done.out
     assert [line.split()[1] for line in done.out.splitlines() if line.startswith("[") and ": " not in line] == [
         "entropy/round-1",
         "round-2/active",

@@ -230,7 +230,7 @@ def test_a_damaged_snapshot_is_no_concern_of_the_model_beside_it(tmp_path):
     stage = finished(tmp_path / "stage")
     (stage / "snapshots/50/model.bin").write_text("snapshots/50/model.bim")
     refuse_damaged_model(stage)
-    with pytest.raises(UserError, match="other content"):
+    with pytest.raises(UserError, match="different content"):
         refuse_damaged_model(stage / "snapshots/50")
 
 
@@ -253,5 +253,5 @@ def test_a_kill_while_a_file_is_written_anew_is_not_taken_for_damage(tmp_path):
     refuse_damage(stage)
     assert json.loads((stage / "manifest.json").read_text())["counters"] == {"correct": 1}
     (stage / "scores.json").write_text("graded agaim")
-    with pytest.raises(UserError, match=r"scores\.json has other content"):
+    with pytest.raises(UserError, match=r"scores\.json has different content"):
         refuse_damage(stage)

@@ -243,7 +243,7 @@ def test_a_bad_row_is_one_sentence_and_exit_code_2(tmp_path):
     "overrides, methods, words",
     [
         ([], ["sfft"], "Did you mean sft"),
-        (["eval.benchmarks=[]"], ["sft"], "eval.benchmarks names none"),
+        (["eval.benchmarks=[]"], ["sft"], "eval.benchmarks is empty"),
         (["undial.strength=-1"], ["undial"], "undial.strength"),
     ],
 )
@@ -255,5 +255,5 @@ def test_a_mistake_is_reported_before_anything_runs(tmp_path, overrides, methods
 
 def test_a_comparison_does_not_use_the_directory_of_a_run(tmp_path):
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(UserError, match="directory of one run"):
+    with pytest.raises(UserError, match="is a run directory"):
         compare(tmp_path, seeds=1)

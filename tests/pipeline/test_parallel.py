@@ -36,7 +36,7 @@ def test_tasks_run_in_processes_of_their_own_and_each_outcome_comes_back(tmp_pat
     assert "Stubborn: one and two" in ended["a/broken"][1]
     assert "in cannot_be_pickled" in (tmp_path / "a/broken.log").read_text()
     assert (tmp_path / "one.log").read_text().split() == ["working", "on", "1", "printed"]
-    assert {"a/broken: failed", "one: done", "part: ended without wmss"} <= {*progress.notes}
+    assert {"a/broken: failed", "one: done", "part: done, without wmss"} <= {*progress.notes}
 
 
 def test_one_job_works_in_this_process(tmp_path):

@@ -102,7 +102,7 @@ def test_an_unfinished_run_has_the_models_that_are_there(two_round_run, tmp_path
     assert [speaker.name for speaker in open_speakers(str(root))] == [*NAMES[:2], "WMSS, round 1"]
     shutil.rmtree(root / "round-1")
     shutil.rmtree(root / "sft")
-    assert_user_error(weakdriven("chat", root), "no trained model to talk to yet", "sft")
+    assert_user_error(weakdriven("chat", root), "no trained model yet", "sft")
 
 
 def test_a_model_alone_answers_without_its_name(monkeypatch):

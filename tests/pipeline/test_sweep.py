@@ -28,7 +28,7 @@ from weakdriven.runs.take_over import Siblings
 GRID = "joint.strong_weight=0.3,0.5"
 POINTS = ["joint.strong_weight-0.3", "joint.strong_weight-0.5"]
 SHARED = ["sft", "entropy/sft", "round-1/active", "baselines/sft"]
-NOT_WRITTEN = "The table so far could not be written (OSError: no room for figures); the runs go on."
+NOT_WRITTEN = "The table could not be updated (OSError: no room for figures); the runs continue."
 
 
 class History(Recorder):
@@ -238,7 +238,7 @@ def test_a_rerun_that_is_stopped_keeps_finished_runs_and_reasons_of_failed_ones(
 
 def test_a_sweep_over_other_settings_does_not_use_the_folder(swept):
     root, before = swept[0], (swept[0] / "sweep.md").read_text()
-    with pytest.raises(UserError, match=r"holds a sweep over joint\.strong_weight"):
+    with pytest.raises(UserError, match=r"contains a sweep over joint\.strong_weight"):
         sweep(root, grids=["joint.weak=joint,frozen"])
     assert (root / "sweep.md").read_text() == before and not (root / "joint.weak-joint").exists()
 
@@ -301,8 +301,8 @@ def test_parallel_runs_give_the_same_table_and_share_stages_as_well(swept, tmp_p
         ([], ["joint.strong_wieght=0.1,0.2"], "Did you mean joint.strong_weight"),
         ([], ["joint.strong_weight=0.5,1.5"], "joint.strong_weight"),
         ([], ["lamda"], "Did you mean lambda"),
-        (["joint.strong_weight=0.4"], ["lambda"], "joint.strong_weight is in a grid and in your overrides"),
-        (["eval.benchmarks=[]"], ["lambda"], "eval.benchmarks names none"),
+        (["joint.strong_weight=0.4"], ["lambda"], "joint.strong_weight is both in a grid and in your overrides"),
+        (["eval.benchmarks=[]"], ["lambda"], "eval.benchmarks is empty"),
     ],
 )
 def test_a_mistake_is_reported_before_anything_runs(tmp_path, overrides, grids, words):
@@ -322,5 +322,5 @@ def test_a_recipe_that_is_valid_only_at_the_points_can_be_swept():
 
 def test_a_sweep_does_not_use_the_directory_of_a_run(tmp_path):
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(UserError, match="directory of one run"):
+    with pytest.raises(UserError, match="is a run directory"):
         sweep(tmp_path, grids=["lambda"], seeds=1)

@@ -77,7 +77,7 @@ def test_the_strong_model_is_the_m1_of_the_recipe_unless_one_is_given(models, ro
     recorder = Recorder()
     [trained] = pair(root, "joint.rounds=2", progress=recorder)
     assert list(recorder.ran) == ["pairing/sft", "pairing/base"]
-    with pytest.raises(UserError, match=r"data of the existing run would be computed again \(limit 32 -> 16\)"):
+    with pytest.raises(UserError, match=r"data of the existing run would be recomputed \(limit 32 -> 16\)"):
         pair(root, "data.limit=16", strong=models["m1"])
     after = {path: path.read_bytes() for path in root.rglob("*.json") if "pairing" not in path.parts}
     assert after == before, "the run itself does not change"
@@ -92,8 +92,8 @@ def test_the_strong_model_is_the_m1_of_the_recipe_unless_one_is_given(models, ro
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({}, r"sft has to be trained first \(not run yet\)"),
-        ({"strong": BASE, "examples": 1}, "--examples is 1; a separation needs at least 2"),
+        ({}, r"sft must be trained first \(not run yet\)"),
+        ({"strong": BASE, "examples": 1}, "--examples is 1, expected at least 2"),
         ({"strong": BASE, "weak": ["./nowhere"]}, "no model folder"),
     ],
 )
@@ -114,7 +114,7 @@ def test_checkpoints_of_the_same_name_are_kept_apart_and_one_too_close_is_warned
     print_separations(list(found[:2]))
     words = " ".join(capsys.readouterr().out.split())
     assert words.count("too close") == 1 and words.count("Warning: ") == 1
-    assert f"Warning: {places[0]} is 0.0% of the strong model's entropy away" in words
+    assert f"Warning: the entropies of {places[0]} differ from the strong model's by only 0.0%" in words
 
 
 def test_the_command_prints_one_row_for_each_weak_model(models, tmp_path):

@@ -65,7 +65,7 @@ def test_a_finished_run_is_not_computed_again(whole_run, tmp_path):
     root = shutil.copytree(whole_run[0], tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in root.rglob("manifest.json")}
     again = weakdriven("run", "demo", *WHOLE, "--output", root)
-    assert again.code == 0 and again.out.count("done before") == len(STAGES)
+    assert again.code == 0 and again.out.count("already done") == len(STAGES)
     assert before == {path: path.stat().st_mtime_ns for path in root.rglob("manifest.json")}
     quiet = weakdriven("run", "demo", *WHOLE, "--output", root, "--quiet")
     assert quiet.out and again.out.endswith(quiet.out), "a quiet run prints the table only"

@@ -199,7 +199,7 @@ def test_more_devices_split_the_weights_and_the_batch():
             {"gpus": "8xH200", "sharding": "fsdp"},
             "dpo trains in one process or with DDP",
         ),
-        (["baselines=[]"], {"gpus": "7xH200"}, "7 processes cannot share evenly"),
+        (["baselines=[]"], {"gpus": "7xH200"}, "is not divisible by 7 processes"),
     ],
 )
 def test_what_is_not_supported_on_several_devices_is_not_planned(overrides, options, sentence):

@@ -13,6 +13,7 @@ import pytest
 import typer
 import yaml
 
+from weakdriven import __version__
 from weakdriven.build.settings import BuildSettings
 from weakdriven.commands.app import app
 from weakdriven.commands.settings import SETTING, fields_of
@@ -153,3 +154,11 @@ def test_the_page_of_the_algorithm_quotes_the_minimal_script():
     script = (ROOT / "examples/wmss_minimal.py").read_text(encoding="utf-8")
     quoted = blocks(ROOT / "docs/concepts/algorithm.md", "python")
     assert len(quoted) == 2 and all(text in script for text in quoted)
+
+
+def test_the_version_that_is_cited_is_this_one():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    first = re.search(r"^## (\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert (
+        first and (cited["version"], str(cited["date-released"])) == (__version__, first[2]) and first[1] == __version__
+    )

@@ -236,8 +236,8 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        ("thesis.tex", b"precious", "holds files but no run of weakdriven"),
-        ("run.json", b'{"recipe": "other"}', "holds a run of recipe 'other', not 'demo'"),
+        ("thesis.tex", b"precious", "contains files, but no run of weakdriven"),
+        ("run.json", b'{"recipe": "other"}', "contains a run of recipe 'other', not 'demo'"),
         *(("run.json", text, r"run\.json cannot be read") for text in (b"", b"{", b"{}", b"[]", b"5", b"\xff")),
     ],
 )
@@ -421,5 +421,7 @@ def test_a_process_takes_over_what_the_main_one_found_in_another_run(tmp_path):
 
 def test_a_process_with_other_inputs_raises_an_error(tmp_path):
     run = Run(tmp_path, is_main=False, agree=lambda value: ("another key", "not run yet", False, None))
-    with pytest.raises(UserError, match="part/one: this process and the first one see different settings or inputs"):
+    with pytest.raises(
+        UserError, match="part/one: this process and the main process have different settings or inputs"
+    ):
         run.stage("part/one", Work(), settings=SETTINGS, inputs=INPUTS)

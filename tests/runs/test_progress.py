@@ -51,7 +51,7 @@ def test_plain_lines_number_the_stages_and_say_why_they_run_or_not():
     progress.end("data", 1.25)
     progress.skip("sft")
     progress.begin("entropy/base", "not run yet")
-    lines = [f"[1/3] data: {reason}", "    done in 1.2 s", "[2/3] sft: done before", "[3/3] entropy/base"]
+    lines = [f"[1/3] data: {reason}", "    done in 1.2 s", "[2/3] sft: already done", "[3/3] entropy/base"]
     assert file.getvalue().splitlines() == lines
 
 
@@ -92,7 +92,7 @@ def test_a_terminal_shows_the_same_lines_and_a_bar_of_the_running_stage(terminal
     assert "3/10" in drawn(terminal) and "━" in drawn(terminal) and "loss 0.5  lr 0.001" in drawn(terminal)
     terminal.end(STAGES[1], 1.25)
     shown = terminal.console.file.getvalue()
-    lines = ["[1/31] stage-00: done before", "[2/31] stage-01: betas [0.9, 0.99] -> [bold]", "    done in 1.2 s"]
+    lines = ["[1/31] stage-00: already done", "[2/31] stage-01: betas [0.9, 0.99] -> [bold]", "    done in 1.2 s"]
     assert all(line in shown for line in lines) and "━" not in drawn(terminal)
 
 

@@ -56,7 +56,7 @@ def test_of_two_parallel_runs_one_computes_and_the_other_waits_for_it(tmp_path):
 
     class Waits(Recorder):
         def note(self, text):
-            assert text == "part/one: another run is computing it; this one waits for it"
+            assert text == "part/one: another run is computing it; waiting for the result"
             waiting.set()
 
     def slow(*folders):
@@ -132,5 +132,5 @@ def test_runs_are_found_in_the_folders_that_commands_write(tmp_path):
     assert sorted(runs_in([tmp_path])) == sorted(runs)
     (tmp_path / "empty").mkdir()
     for nothing in ("empty", "mistyped"):
-        with pytest.raises(UserError, match=f"{nothing} is no run directory and holds none: no {RUN_FILE} in it"):
+        with pytest.raises(UserError, match=f"{nothing} is not a run directory and contains none: no {RUN_FILE} in it"):
             runs_in([tmp_path / "run", tmp_path / nothing])

@@ -93,7 +93,7 @@ def check_command(words: list[str]) -> None:
 
 
 def test_an_unknown_configuration_raises_an_error_that_lists_the_known_ones():
-    with pytest.raises(UserError, match=r"Did you mean fsdp2-8gpu\? There are: .*one-gpu"):
+    with pytest.raises(UserError, match=r"Did you mean fsdp2-8gpu\? Shipped: .*one-gpu"):
         find_config("fsdp-8gpu")
 
 

@@ -114,7 +114,7 @@ def test_an_error_in_every_process_is_printed_once_and_leaves_nothing_behind(tmp
     odd = ["sft.batch_size=15", "sft.micro_batch_size=15"]
     done = weakdriven(2, "run", "demo", *SMALL, *odd, "--output", tmp_path / "run")
     assert done.returncode != 0
-    sentence = "sft.batch_size is 15, which 2 processes cannot share evenly; start 1 process"
+    sentence = "sft.batch_size is 15, which is not divisible by 2 processes; start 1 process"
     assert done.stderr.count(sentence) == 1, done.stderr[-3000:]
     assert "src/weakdriven" not in done.stderr, "a sentence, not a traceback of ours"
     assert not (tmp_path / "run").exists(), "something was left behind"
@@ -122,7 +122,7 @@ def test_an_error_in_every_process_is_printed_once_and_leaves_nothing_behind(tmp
 
 def test_a_batch_that_the_processes_cannot_share_raises_an_error():
     recipe = load_recipe("demo", ["sft.batch_size=15", "sft.micro_batch_size=15"])
-    with pytest.raises(UserError, match=r"sft\.batch_size is 15, which 2 processes cannot share"):
+    with pytest.raises(UserError, match=r"sft\.batch_size is 15, which is not divisible by 2 processes"):
         refuse_processes(recipe, 2)
 
 

@@ -291,8 +291,8 @@ def damage_there(name: str, content: bytes | None) -> None:
 @pytest.mark.parametrize(
     "name, content, found",
     [
-        ("first/one.bin", b"y" * 1000, "one.bin has other content"),
-        ("first/one.bin", b"x" * 999, "one.bin has 999 bytes and had 1,000"),
+        ("first/one.bin", b"y" * 1000, "one.bin has different content"),
+        ("first/one.bin", b"x" * 999, "one.bin has 999 bytes, but had 1,000"),
         ("first/inner/part.txt", None, "first/inner/part.txt cannot be read"),
         ("first/manifest.json", b"{", "first/manifest.json is damaged"),
         ("first/manifest.json", b'{"key": "k", "files": {"../x": {"bytes": 1, "sha256": ""}}}', "is damaged"),
@@ -318,7 +318,7 @@ def test_a_damaged_local_stage_is_not_uploaded(tmp_path):
         two_stages(tmp_path / "a")
     Store.failures.clear()
     (tmp_path / "a/first/one.bin").write_bytes(b"y" * 1000)
-    with pytest.raises(UserError, match=r"a/first/one.bin has other content"):
+    with pytest.raises(UserError, match=r"a/first/one.bin has different content"):
         two_stages(tmp_path / "a")
     assert "first/manifest.json" not in there()
 
@@ -326,7 +326,7 @@ def test_a_damaged_local_stage_is_not_uploaded(tmp_path):
 def test_an_address_with_another_recipe_or_other_files_is_an_error(tmp_path):
     two_stages(tmp_path / "a")
     before = there()
-    with pytest.raises(UserError, match="holds a run of recipe 'demo', not 'other'"):
+    with pytest.raises(UserError, match="contains a run of recipe 'demo', not 'other'"):
         two_stages(tmp_path / "b", recipe="other")
     with pytest.raises(UserError, match="holds files but no run"):
         two_stages(tmp_path / "b", address="teststore://bucket")

@@ -94,7 +94,7 @@ def test_a_deleted_snapshot_is_made_again_identically(weak_run, tmp_path):
     root = Path(shutil.copytree(weak_run[0], tmp_path / "run"))
     before = load_file(root / "sft/snapshots/75/model.safetensors")
     shutil.rmtree(root / "sft/snapshots/75")
-    assert run_small(root, *WEAK).ran == {"sft": "snapshots/75 is gone"}
+    assert run_small(root, *WEAK).ran == {"sft": "snapshots/75 is missing"}
     after = load_file(root / "sft/snapshots/75/model.safetensors")
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 

@@ -114,9 +114,9 @@ class SupervisedSettings(TrainSettings):
     """A training phase that supervises completions."""
 
     packing: Literal["auto", True, False] = "auto"
-    """Pack examples into one sequence without padding, as many as fit into `micro_batch_size` times the longest of
-    them; attention stays within an example. `auto` packs on GPUs in half precision, if the model's layers keep examples
-    apart. Results differ by rounding."""
+    """Pack examples into one sequence without padding, as many as fit into `micro_batch_size` times
+    `data.max_length` tokens; attention stays within an example. `auto` packs on GPUs in half precision, if the model's
+    layers keep examples apart. Results differ by rounding."""
     eval_steps: int | float | None = None
     """Optimizer steps between evaluations on the validation rows, or a fraction of the phase's steps, such as 0.1
     (default: no evaluation). The last step is always evaluated. Joint training reports the strong model's loss."""

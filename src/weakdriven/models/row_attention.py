@@ -1,4 +1,4 @@
-"""Attention of rows that are packed into one sequence: each row by itself, without a mask over all of them.
+"""Attention for rows that are packed into one sequence: each row attends only to itself, without a mask.
 
 L = tokens of all rows, H = heads (fewer for keys and values than for queries), D = width of a head.
 """
@@ -24,14 +24,14 @@ NAME = "weakdriven_rows"
 OPTIONS = set(signature(varlen_attn).parameters) if varlen_attn else set()
 KINDS = {"full_attention", "sliding_attention"}
 WIDEST_HEAD = 256
-"""That torch's kernel takes."""
+"""Largest head width that torch's kernel supports."""
 
 
 @contextmanager
 def rows_apart(model: nn.Module) -> Iterator[None]:
-    """In this context causal LMs inside `model` whose attention is sdpa need no mask to keep packed rows apart.
+    """Let causal LMs with sdpa attention inside `model` separate packed rows without a mask.
 
-    A mask grows with the square of the sequence and keeps PyTorch from its fused causal kernel.
+    A mask grows with the square of the sequence, and with it PyTorch cannot use its fused causal kernel.
     """
     inner = [one for one in model.modules() if isinstance(one, PreTrainedModel) and one.base_model is not one]
     with ExitStack() as stack:
@@ -45,20 +45,20 @@ def rows_apart(model: nn.Module) -> Iterator[None]:
 
 
 def takes_attention(model: PreTrainedModel) -> bool:
-    """One ordinary language model with sdpa attention: no models inside it with settings of their own."""
+    """Return whether a model uses sdpa attention and contains no other models with their own settings."""
     config: Any = model.config
     one = isinstance(model, PreTrainedModel) and not config.sub_configs
     return one and config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
 
 
 def keeps_rows_apart(model: PreTrainedModel) -> bool:
-    """Whether every layer is attention that looks at all or at the last tokens of a row; convolutions would leak."""
+    """Return whether every layer is full or sliding-window attention; convolutions would mix rows."""
     config: Any = model.config.get_text_config()
     return set(getattr(config, "layer_types", None) or KINDS) <= KINDS
 
 
 def _find_ends(module: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-    """Where the rows of one sequence end, if the caller did not say: where positions restart."""
+    """Add the ends of the rows in a sequence, where positions restart, unless the caller gave them."""
     position_BL = kwargs.get("position_ids")
     known = any(kwargs.get(name) is not None for name in ("attention_mask", "cu_seq_lens_q", "past_key_values"))
     if known or position_BL is None or position_BL.dim() != 2 or len(position_BL) > 1:
@@ -81,8 +81,8 @@ def attention_of_rows(
     max_length_q: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' sdpa, save for one sequence of rows, which end where `cu_seq_lens_q` says."""
-    if attention_mask is None and cu_seq_lens_q is None:  # one row, or several without padding
+    """Compute attention by transformers' sdpa, or row by row in a sequence of rows that end at `cu_seq_lens_q`."""
+    if attention_mask is None and cu_seq_lens_q is None:  # one row, or rows without padding
         attention_mask = window_mask(query.shape[2], sliding_window, query.device)
     if cu_seq_lens_q is None or attention_mask is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
@@ -100,20 +100,20 @@ def attention_of_rows(
     query_LHD, key_LHD, value_LHD = (one[0].transpose(0, 1) for one in heads)
     before = -1 if sliding_window is None else sliding_window - 1
     options: dict[str, Any] = {"scale": scaling, "window_size": (before, 0)}
-    if "enable_gqa" in OPTIONS:  # without it, torch 2.11 takes fewer heads of keys all the same
+    if "enable_gqa" in OPTIONS:  # torch 2.11 supports fewer key heads without it
         options["enable_gqa"] = True
     ends: Any = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
     return varlen_attn(query_LHD, key_LHD, value_LHD, *ends, **options)[None], None  # pyright: ignore
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch has a kernel for rows of different lengths; without it, each row is a call of its own."""
+    """Return whether torch has a kernel for rows of different lengths; without it, each row is a separate call."""
     half = dtype in (torch.bfloat16, torch.float16)
     return "window_size" in OPTIONS and device.type == "cuda" and half and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """For one row longer than a sliding window; None if the row is causal and nothing else."""
+    """Make the mask of a row that is longer than a sliding window; None if the row only needs causal attention."""
     if window is None or length <= window:
         return None
     distance_LL = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
@@ -121,7 +121,7 @@ def window_mask(length: int, window: int | None, device: torch.device) -> Tensor
 
 
 def no_mask_for_one_row(batch_size: int, *args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-    """transformers' mask of sdpa; none for one sequence without padding, which may hold packed rows."""
+    """Make transformers' mask for sdpa; return None for one sequence without padding, which may hold packed rows."""
     if batch_size == 1 and attention_mask is None:
         return None
     return sdpa_mask(batch_size, *args, attention_mask=attention_mask, **kwargs)

@@ -1,5 +1,5 @@
-"""A whole recipe from data to report (`run.py`), or many: methods under several seeds, sweeps, weak candidates; and a
-conversation with what a run trained (`chat.py`).
+"""Run a whole recipe from data to report (`run.py`), or many: comparisons, sweeps, weak candidates. `chat.py` talks to
+the models of a run.
 
-Only this package knows the order of everything; what a stage does is in `stages`. Start at `run.py`.
+Only this package knows the order of all stages; what a stage does is in `stages`. Start with `run.py`.
 """

@@ -1,4 +1,4 @@
-"""`weakdriven chat`: talk to a model, or to the weak, the first and the strong model of a run."""
+"""`weakdriven chat`: chat with a model, or with M0, M1 and the result of a run."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -30,24 +30,24 @@ from weakdriven.stages.model_loader import Loader
 
 END = "/exit"
 NARROWEST = 36
-"""Columns of the terminal for each model, below which answers are printed one below another."""
+"""Minimum terminal columns per model to print replies side by side."""
 FOR_A_REPLY = 4
-"""At least this part of a model's positions is left for its reply; the oldest turns are forgotten for that."""
+"""One in this many of a model's positions is reserved for its reply; the oldest turns are dropped to make room."""
 
 
 @dataclass
 class Speaker:
-    """A model with its side of the conversation."""
+    """A model and its conversation."""
 
     name: str
     engine: LocalEngine
     renderer: Renderer
     history: list[Message] = field(default_factory=list)
     forgotten: int = 0
-    """Messages at the start of the history that it no longer reads."""
+    """Number of messages at the start of the history that were dropped from the prompt."""
 
     def answer(self, text: str, sampling: Sampling, seed: int) -> str:
-        """The reply to a message after all turns before it; both are added to the history."""
+        """Reply to a message, given the conversation so far, and add both to the history."""
         self.history.append({"role": "user", "content": text})
         room = getattr(self.engine.model.config.get_text_config(), "max_position_embeddings", None)
         ids = self._prompt()
@@ -57,7 +57,7 @@ class Speaker:
             ids = self._prompt()
         if room is not None and len(ids) >= room:
             self.history.pop()
-            return f"(no reply: the message has {len(ids):,} tokens and the model {room:,} positions)"
+            return f"(no reply: the message has {len(ids):,} tokens, but the model has only {room:,} positions)"
         budget = sampling.max_new_tokens if room is None else min(sampling.max_new_tokens, room - len(ids))
         done: dict[int, Completion] = {}
         sampling = replace(sampling, max_new_tokens=budget, stop_ids=tuple(self.renderer.stop_ids))
@@ -71,15 +71,15 @@ class Speaker:
 
 
 def open_speakers(source: str, *, trust_remote_code: bool = False) -> list[Speaker]:
-    """Load a model, or the models of a run: M0, M1 and the result, as far as they are there."""
+    """Load a model, or those of M0, M1 and the result that a run has."""
     transformers_logging.disable_progress_bar()
     folder = Path(source).expanduser()
     if (folder / RUN_FILE).is_file():
         return run_speakers(find_models(folder))
     if folder.is_dir() and not any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE)):
         raise UserError(
-            f"{source} is neither a run nor a model: it has no {RUN_FILE}, config.json or {ADAPTER_FILE}; give the "
-            "folder that weakdriven run wrote, or a model in it."
+            f"{source} is neither a run nor a model: it has no {RUN_FILE}, config.json or {ADAPTER_FILE}; give a run "
+            "directory or a model folder."
         )
     branch = open_model(source)
     target = TargetSettings(model=source, trust_remote_code=trust_remote_code)
@@ -90,21 +90,21 @@ def open_speakers(source: str, *, trust_remote_code: bool = False) -> list[Speak
 
 
 def run_speakers(found: RunModels) -> list[Speaker]:
-    """The models of a run, loaded as its recipe says."""
+    """Load the models of a run with the settings of its recipe."""
     models = [found.models[name] for name in ("base", "sft") if name in found.models]
-    for stage in result_stages(load_run(found.root))[:1]:  # of lora the adapter, not the merged model
+    for stage in result_stages(load_run(found.root))[:1]:  # with lora the adapter, not the merged model
         name = stage.removesuffix("/strong").replace("baselines/", "baseline-", 1)
         models.append(Model(name, found.root / stage, stage))
     trained = [model for model in models if model.name != "base"]
     if not trained:
         why = "".join(f" {stage}: {reason}." for stage, reason in found.missing.items() if reason != "not asked for")
         raise UserError(
-            f"{found.root} has no trained model to talk to yet.{why} Run its recipe on, or give the base model itself."
+            f"{found.root} has no trained model yet.{why} Finish the run, or chat with its base model directly."
         )
     renderer = found.renderer()
     base = found.models.get("base")
     if renderer is None or base is None:
-        raise UserError(f"The base model of {found.root} is not there: {found.missing.get('base', 'no tokenizer')}")
+        raise UserError(f"The base model of {found.root} is missing: {found.missing.get('base', 'no tokenizer')}")
     loader = Loader(found.recipe, base)
     speakers = list[Speaker]()
     for model in models:
@@ -122,7 +122,7 @@ def talk(
     max_new_tokens: int,
     seed: int,
 ) -> None:
-    """Answer line after line, until there are no more or one is /exit."""
+    """Reply to each line until the input ends or a line is /exit."""
     sampling = Sampling(max_new_tokens, (), temperature)
     for number, line in enumerate(lines):
         text = line.strip()
@@ -134,7 +134,7 @@ def talk(
 
 
 def print_answers(answers: list[tuple[str, str]], console: Console) -> None:
-    """Side by side on a terminal that is wide enough, else one below another; one model's answer alone."""
+    """Print replies side by side if the terminal is wide enough, else one below the other."""
     if console.is_terminal and console.width >= NARROWEST * len(answers) > NARROWEST:
         table = Table(expand=True)
         for name, _ in answers:

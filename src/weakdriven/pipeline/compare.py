@@ -1,7 +1,7 @@
-"""`weakdriven compare`: several methods from the same M0 and M1, under several seeds.
+"""`weakdriven compare`: train several methods from the same M0 and M1, with several seeds.
 
-Each seed is an ordinary run directory with all methods in it, so that what they share is computed once; what seeds
-share, such as the tokens and the base model's answers, is taken over from one to the next.
+Each seed is an ordinary run directory with all methods in it, so stages that methods share are computed once. Stages
+that seeds share, such as the tokens and the base model's completions, are reused from one seed by the next.
 """
 
 import difflib
@@ -48,7 +48,7 @@ def compare_methods(
     jobs: int = 1,
     options: RunOptions = RunOptions(),  # noqa: B008
 ) -> Path:
-    """Train and evaluate what is not done yet; returns the folder with the runs and the comparison.
+    """Train and evaluate what is missing; return the folder with the runs and the comparison.
 
     Args:
         seeds: Number of seeds, counting up from the recipe's seed; `jobs` of them run in parallel.
@@ -57,7 +57,7 @@ def compare_methods(
     first = recipe_of(source, overrides, methods)
     root = root or Path("runs") / f"{first.name}-compare"
     if (root / RUN_FILE).exists():
-        raise UserError(f"{root} is the directory of one run; give another --output for the comparison.")
+        raise UserError(f"{root} is a run directory; give another --output for the comparison.")
     runs = seed_recipes(source, overrides, methods, seeds)
     others = [*(root / name for name in runs), *options.siblings.runs]
     options = replace(options, siblings=Siblings(others, root / LOCKS))
@@ -91,7 +91,7 @@ def compare_methods(
 def run_seed(
     root: Path, recipe: Recipe, progress: Progress, *, methods: list[str], options: RunOptions
 ) -> dict[str, Any]:
-    """Run all methods under one seed; returns the stages of each, and why a method has no result."""
+    """Run all methods with one seed; return the stages of each method, and the error of each that failed."""
     found = carry_out(recipe, root, progress, partial(one_by_one, methods=methods), evaluates=True, options=options)
     write_report(root)
     write_cards(root)
@@ -99,7 +99,7 @@ def run_seed(
 
 
 def still_done(root: Path, runs: dict[str, Recipe]) -> dict[str, Any]:
-    """Seeds of an earlier call that are finished under the same recipe, which stay in the table meanwhile."""
+    """Return the seeds of an earlier call that are finished with the same recipe; the table keeps them."""
     earlier = read_json(root / COMPARE_FILE) if (root / COMPARE_FILE).is_file() else {"seeds": {}}
     seeds = {
         seed: name for seed, name in earlier["seeds"].items() if name in runs and is_finished(root / name, runs[name])
@@ -108,42 +108,42 @@ def still_done(root: Path, runs: dict[str, Recipe]) -> dict[str, Any]:
 
 
 def known_methods(names: list[str]) -> list[str]:
-    """The methods in order, without repeats, and with the one that all others are tested against."""
+    """Check the names of methods; return them without repeats, after the reference that all are tested against."""
     for name in names:
         if name not in METHODS:
             near = difflib.get_close_matches(name, METHODS, 1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise UserError(f"--methods: {name} is not a method.{hint} Expected some of {', '.join(METHODS)}.")
+            raise UserError(f"--methods: {name} is not a method.{hint} Methods: {', '.join(METHODS)}.")
     return list(dict.fromkeys([REFERENCE, *names]))
 
 
 def split_methods(text: str) -> list[str]:
-    """The methods of a list with commas, with the reference."""
+    """Return the methods of a comma-separated list, with the reference."""
     return known_methods([name.strip() for name in text.split(",") if name.strip()])
 
 
 def seed_recipes(source: str, overrides: list[str], methods: list[str], seeds: int) -> dict[str, Recipe]:
-    """Folder to recipe of each seed, counting up from the recipe's."""
+    """Map the folder of each seed to its recipe; seeds count up from the recipe's."""
     first = recipe_of(source, overrides, methods).seed
     numbers = range(first, first + seeds)
     return {f"seed-{number}": recipe_of(source, [*overrides, f"seed={number}"], methods) for number in numbers}
 
 
 def recipe_of(source: str, overrides: list[str], methods: list[str]) -> Recipe:
-    """The recipe with these methods as its own and its baselines."""
+    """Load the recipe with these methods: wmss, or else the first, as its method and the others as its baselines."""
     method = "wmss" if "wmss" in methods else methods[0]
     others = ", ".join(name for name in methods if name != method)
     recipe = load_recipe(source, overrides, varied=[f"method={method}", f"baselines=[{others}]"])
     if not recipe.eval.benchmarks and not recipe.data.validates:
         raise UserError(
-            f"{source}: eval.benchmarks names none and there are no validation rows, so there is nothing to compare "
-            "methods by; name some benchmarks, or set data.validation or data.validation_share."
+            f"{source}: eval.benchmarks is empty and there are no validation rows, so methods cannot be compared; set "
+            "eval.benchmarks, data.validation or data.validation_share."
         )
     return recipe
 
 
 def one_by_one(context: Context, *, methods: list[str]) -> dict[str, Any]:
-    """Train and evaluate every method; one that fails leaves the others alone."""
+    """Train and evaluate every method; if one fails, the others continue."""
     found: dict[str, Any] = {"methods": {}, "failed": {}}
     data = data_stage(context)
     for method in methods:
@@ -153,20 +153,20 @@ def one_by_one(context: Context, *, methods: list[str]) -> dict[str, Any]:
         except Exception as error:
             if not context.run.computes or (sentence := explain(error)) is None:
                 raise
-            found["failed"][method] = redact(sentence)  # because it is written into comparison.json
+            found["failed"][method] = redact(sentence)  # it is written into comparison.json
             context.progress.note(f"{method} has no result: {sentence}")
     return found
 
 
 def needs(context: Context, method: str) -> dict[str, Any]:
-    """The model that a method ends with, and the stages that it was made from."""
+    """Return the final model of a method and the stages it was made from."""
     return made_from(*stages_for(context, method))
 
 
 def made_from(model: Model, stages: dict[str, Stage]) -> dict[str, Any]:
-    """A model and, of these stages, those that it was made from, without the data.
+    """Return a model and those of `stages` that it was made from, without the data.
 
-    A budget only says how long to train, so what was computed to know it is no part of the method.
+    Inputs of a budget do not count: they only determine how long the method trains.
     """
     by_key, used, left = {stage.key: stage for stage in stages.values()}, set[str](), [model.key]
     while left:

@@ -1,4 +1,4 @@
-"""A first recipe from a model, training data and a test set: `weakdriven init`, and `weakdriven run --model ...`."""
+"""Propose a recipe for a model, training data and a test set: `weakdriven init`, and `weakdriven run --model ...`."""
 
 import re
 import shlex
@@ -23,26 +23,26 @@ from weakdriven.runs.yaml import load_yaml
 from weakdriven.stages.data import training_rows_of
 
 LABEL = "the new recipe"
-"""Its name in error messages."""
+"""Name of the recipe in error messages."""
 NO_TEST = "none"
-"""In place of a test set: some training rows are kept for validation."""
+"""Given instead of a test set: some training rows are held out for validation."""
 VALIDATION_SHARE = 0.05
 LOOKED_AT = 1000
-"""Rows whose length is measured."""
+"""Number of rows whose length is measured."""
 BYTES_PER_TOKEN = 2
-"""Fewer than tokenizers have for most texts, so that few rows are cut."""
+"""A low estimate for most tokenizers and texts, so that few rows are truncated."""
 LENGTHS = (256, 4096)
 STEPS_PER_EPOCH = 50
-"""At least this many optimizer steps in an epoch, as far as the rows allow."""
+"""The batch size is chosen so that an epoch has at least this many steps, if there are enough rows."""
 BATCHES = (8, 512)
 TOKENS_OF_BENCHMARKS = 4096
-"""Token budget of most benchmarks; a model with fewer than twice as many positions gets a smaller one."""
+"""Token budget of most benchmarks; models with fewer than twice as many positions get a smaller one."""
 WIDTH = 100
 
 
 @dataclass(frozen=True)
 class NewRecipe:
-    """The settings of a new recipe, and what was found in its data."""
+    """The settings of a new recipe, and a description of its data."""
 
     tree: dict[str, Any]
     found: str
@@ -53,16 +53,16 @@ class NewRecipe:
 
 
 def propose(model: str, data: str, test: str, overrides: list[str] | None = None) -> NewRecipe:
-    """Settings that fit the data: steps in an epoch from the number of rows, a length from the longest.
+    """Choose settings for the data: the batch size from the number of rows, the maximum length from the longest row.
 
     Args:
-        test: Benchmarks or files, separated by commas; `none` keeps some training rows for validation.
-        overrides: Settings as `key.sub=value`; those of `data` decide how the rows are read.
+        test: Benchmarks or files, separated by commas; `none` holds out some training rows for validation.
+        overrides: Settings as `key.sub=value`; those of `data` determine how the rows are read.
     """
     hub = not Path(model).expanduser().exists() and re.fullmatch(r"\w[\w.-]*/[\w.-]+", model) is not None
     room = None if hub else positions(locate_model(model))
     asked = data_settings({"path": data}, overrides, LABEL)
-    # the run says what is wrong with rows
+    # empty completions are reported by the run
     source = training_rows_of(asked.model_copy(update={"empty_completions": "drop"}))
     rows, length = source.count(), 0
     for example in islice(source, LOOKED_AT):
@@ -98,7 +98,7 @@ def propose(model: str, data: str, test: str, overrides: list[str] | None = None
 
 
 def between(most: int, bounds: tuple[int, int]) -> int:
-    """The last power of two up to `most`, within bounds.
+    """Return the largest power of two up to `most`, within bounds.
 
     >>> between(700, (256, 4096)), between(0, (8, 512)), between(9999, (256, 4096))
     (512, 8, 4096)
@@ -108,7 +108,7 @@ def between(most: int, bounds: tuple[int, int]) -> int:
 
 
 def name_of(data: str) -> str:
-    """The name of a run on this data.
+    """Return the name of a run on this data.
 
     >>> name_of("sets/support chats.jsonl.gz"), name_of("openai/gsm8k:main"), name_of("embedded:arithmetic")
     ('support-chats', 'gsm8k', 'arithmetic')
@@ -119,20 +119,20 @@ def name_of(data: str) -> str:
 
 
 def write_recipe(new: NewRecipe, path: Path) -> Recipe:
-    """Write the recipe file with its settings explained; an existing file is left as it is."""
+    """Write the recipe file with comments that explain its settings; raise an error if the file exists."""
     start = f"Start it with: weakdriven run {shlex.quote(str(path))}"
     head = [line for one in (new.found, start, "Every setting: weakdriven recipes explain") for line in comment(one)]
     text = "\n".join([*head, "", *_lines(new.tree, {one.key: one for one in all_settings()})]) + "\n"
-    recipe = parse_recipe(load_yaml(text), str(path))  # an error in what was given leaves no file
+    recipe = parse_recipe(load_yaml(text), str(path))  # before the file is created, so that an error leaves none
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UserError(f"{path} is there already, and is not overwritten; give another file with --output.") from None
+        raise UserError(f"{path} already exists and is not overwritten; give another file with --output.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); give another file with --output.") from error
     if load_recipe(str(path)) != recipe:
-        raise RuntimeError(f"{path} reads as other settings than were written.")
+        raise RuntimeError(f"{path} does not read back as the settings that were written.")
     return recipe
 
 

@@ -1,4 +1,4 @@
-"""Several runs in parallel: each in its own process, and on its own GPU if there are several."""
+"""Run tasks in parallel: each in its own process, and on its own GPU if there are several."""
 
 import os
 import pickle
@@ -24,12 +24,12 @@ from weakdriven.runs.redact import RedactingStream, redact
 from weakdriven.runs.signals import Stopped, stop_here, stop_requested, stoppable
 
 LOCKS = ".locks"
-"""Folder of several runs in which they agree who computes a stage that they share."""
+"""Folder of lock files with which parallel runs agree which of them computes a shared stage."""
 Task = Callable[[Progress], Any]
-"""Must be picklable, and so must its result."""
+"""A picklable function with a picklable result."""
 KILLED = "One of the processes was killed, perhaps for lack of memory; run again with fewer --jobs to resume."
 PATIENCE = 600
-"""Seconds that a process has to save what it trains and to end."""
+"""Seconds that a stopped process has to save a checkpoint and exit."""
 
 
 def run_all(
@@ -38,7 +38,7 @@ def run_all(
     """Run every task under `root`.
 
     Args:
-        record: Writes down the outcome of a task, as `run_parallel` yields it, and updates the tables of `root`.
+        record: Records the outcome of a task, as `run_parallel` yields it, and updates the tables of `root`.
         jobs: As for `run_parallel`.
     """
     failure = None
@@ -50,11 +50,11 @@ def run_all(
 
 
 def try_to_write(write: Callable[[], Any], progress: Progress) -> Exception | None:
-    """Write a table of runs that are still in progress; an error is returned, because it must not end them."""
+    """Write a table while runs are in progress; return an error instead of raising it, so that the runs continue."""
     try:
         write()
     except Exception as error:
-        progress.note(f"The table so far could not be written ({type(error).__name__}: {error}); the runs go on.")
+        progress.note(f"The table could not be updated ({type(error).__name__}: {error}); the runs continue.")
         return error
     return None
 
@@ -62,11 +62,12 @@ def try_to_write(write: Callable[[], Any], progress: Progress) -> Exception | No
 def run_parallel(
     tasks: Mapping[str, Task], progress: Progress, *, jobs: int, logs: Path
 ) -> Iterator[tuple[str, Any, str]]:
-    """Yields each task's name, its result, and why it has none if it failed, in the order in which they end.
+    """Yield each task's name, result and error message (empty if it succeeded), in the order in which tasks end.
 
     Args:
-        jobs: Processes at once, which take the visible GPUs in turn and share the cores; a single job runs in this one.
-        logs: Folder for NAME.log: the progress of a task in another process, and tracebacks.
+        jobs: Number of parallel processes, which share the cores and are spread over the visible GPUs; with 1, tasks
+            run in this process.
+        logs: Folder for NAME.log, which has a task's tracebacks and, from another process, its progress.
     """
     if jobs == 1:
         for number, (name, task) in enumerate(tasks.items(), 1):
@@ -90,28 +91,28 @@ def run_parallel(
             for ours in _ended(running):
                 name, place, process = running[ours]
                 result, why = _received(ours)
-                process.join()  # frees its GPU memory before the next one starts there
+                process.join()  # frees its GPU memory before the next task starts on that GPU
                 del running[ours]
                 places.append(place)
                 progress.note(f"{name}: {_outcome(result, why)}")
                 yield name, result, why
-    finally:  # above all after the user's Ctrl-C
+    finally:  # also after Ctrl-C
         _end([process for _, _, process in running.values()])
 
 
 def _outcome(result: Any, why: str) -> str:
-    """How a task ended; a comparison's result says which of its methods failed."""
+    """Return how a task ended; the result of a comparison names the methods that failed."""
     failed = result.get("failed") if isinstance(result, dict) else None
-    return "failed" if why else f"ended without {', '.join(failed)}" if failed else "done"
+    return "failed" if why else f"done, without {', '.join(failed)}" if failed else "done"
 
 
 def attempt(work: Callable[[], Any], log: Path) -> tuple[Any, str]:
-    """The result of `work`, or why it has none; the traceback of an error that the user cannot fix goes to the log."""
+    """Return the result of `work` and an error message (empty if it succeeded); bugs write a traceback into `log`."""
     try:
         return work(), ""
     except Exception as error:
         if sentence := explain(error):
-            return None, redact(sentence)  # because it is written into the table
+            return None, redact(sentence)  # it is written into the table
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
             traceback.print_exception(error, file=RedactingStream(file))
@@ -119,11 +120,11 @@ def attempt(work: Callable[[], Any], log: Path) -> tuple[Any, str]:
 
 
 def _ended(running: Mapping[Connection, tuple[str, int, BaseProcess]]) -> list[Any]:
-    """Waits for processes that have sent their result or were killed."""
+    """Wait until processes have sent their result or were killed; return their connections."""
     while True:
-        # what a killed process had started may hold its pipe open, so we look at the process too
+        # children of a killed process may keep its pipe open, so check the process too
         ended = wait(running, timeout=1) or [ours for ours, (_, _, one) in running.items() if not one.is_alive()]
-        stop_here()  # a scheduler may signal all processes at once: one that stopped has not failed
+        stop_here()  # if a scheduler signals all processes, a stopped task must not be recorded as failed
         if ended:
             return list(ended)
 
@@ -138,7 +139,7 @@ def _received(ours: Connection) -> tuple[Any, str]:
 
 
 def _end(processes: list[BaseProcess]) -> None:
-    """Stop all processes as this one was; those that train save a checkpoint first."""
+    """Stop all processes with the signal that this one received; those that train save a checkpoint first."""
     number = signal.SIGTERM if stop_requested() else signal.SIGINT
     for process in processes:
         if process.is_alive() and process.pid:
@@ -153,7 +154,7 @@ def _end(processes: list[BaseProcess]) -> None:
 
 
 def _work(task: bytes, log: Path, theirs: Connection, place: int, jobs: int) -> None:
-    """In a new process: the task is unpickled, which loads torch, after the environment is set."""
+    """Run a task in a new process; set the environment before unpickling the task, which imports torch."""
     signal.signal(signal.SIGINT, _interrupt_once)
     try:
         _take_place(place, jobs)
@@ -167,12 +168,12 @@ def _work(task: bytes, log: Path, theirs: Connection, place: int, jobs: int) -> 
 
 
 def _interrupt_once(*_: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals us too, when we are already ending
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C arrives twice: from the terminal and from `_end`
     raise KeyboardInterrupt
 
 
 def _take_place(place: int, jobs: int) -> None:
-    """Set this process's share of the cores, and its GPU, without starting CUDA."""
+    """Set this process's share of the cores and its GPU, without initializing CUDA."""
     threads = str(max(1, cores() // jobs))
     os.environ[CORES] = os.environ["OMP_NUM_THREADS"] = threads
     import torch

@@ -1,4 +1,4 @@
-"""A recipe, from data to report: the order of everything."""
+"""Run a recipe from data to report: the order of all stages, and the checks before them."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -44,29 +44,29 @@ from weakdriven.stages.validation import validation_rows, validation_stage
 from weakdriven.training.snapshots import snapshot_steps
 
 Work = Callable[[Context], Any]
-"""Asks for the stages of a recipe, in their order."""
+"""A function that asks for stages of a recipe, in order."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is carried out; none of it changes a result."""
+    """Options that do not change results."""
 
     siblings: Siblings = field(default_factory=Siblings)
     """Other runs whose identical finished stages are reused."""
     force: bool = False
-    """Train what is predicted not to fit in memory or on the disk."""
+    """Train even if memory or disk are predicted to be too small."""
     rehearsal: bool | None = None
-    """Try two steps of every training stage first; None: on CUDA, where memory is short and time dear."""
+    """First try two steps of every training stage; None: only on CUDA."""
     replace: bool = False
-    """Replace finished stages that have other settings or inputs; otherwise they are an error."""
+    """Replace finished stages whose settings or inputs changed, instead of raising an error."""
     remote: RemoteCopy | None = None
-    """The copy of this run at an address, from which stages are fetched and to which they are sent."""
+    """The copy of this run at a URL: its stages are downloaded, new ones are uploaded."""
 
 
 def run_recipe(recipe: Recipe, root: Path, progress: Progress, options: RunOptions = RunOptions()) -> Path:  # noqa: B008
-    """Run what is not finished yet; returns the report, and writes the model card.
+    """Run what is not finished yet, write the model card and return the path of the report.
 
-    Started by a launcher, all processes train, scan and generate together, and the main one writes.
+    If a launcher started several processes, they train, scan and generate together, and the main process writes.
     """
     join_processes()
     carry_out(recipe, root, progress, all_stages, evaluates=True, options=options)
@@ -84,13 +84,14 @@ def run_recipe(recipe: Recipe, root: Path, progress: Progress, options: RunOptio
 def select_recipe(
     recipe: Recipe, root: Path, progress: Progress, round_number: int = 1, *, replace: bool = False
 ) -> bool:
-    """Run up to the active set of a round; returns whether this is the main process."""
+    """Run a recipe up to the active set of a round; return whether this is the main process."""
     if recipe.method != "wmss" or not recipe.selection.enabled:
         why = f"method is {recipe.method}" if recipe.method != "wmss" else "selection.enabled is false"
-        raise UserError(f"This recipe selects nothing: {why}; use method: wmss with selection.enabled: true.")
+        raise UserError(f"This recipe has no selection: {why}; use method: wmss with selection.enabled: true.")
     if not 1 <= round_number <= recipe.joint.rounds:
         raise UserError(
-            f"There is no round {round_number}: joint.rounds is {recipe.joint.rounds}; give one from 1 to that."
+            f"There is no round {round_number}, because joint.rounds is {recipe.joint.rounds}; give a round from 1 to "
+            f"{recipe.joint.rounds}."
         )
     join_processes()
 
@@ -113,11 +114,11 @@ def carry_out(
     reads_only: bool = False,
     options: RunOptions = RunOptions(),  # noqa: B008
 ) -> Any:
-    """Run those stages of a recipe that `work` asks for and that are not finished; returns what `work` returns.
+    """Run the unfinished stages of a recipe that `work` asks for; return what `work` returns.
 
     Args:
-        evaluates: Benchmarks will be run, so their files have to be there.
-        reads_only: An existing run must not change: nothing is trained or computed again, no plan is written.
+        evaluates: `work` runs benchmarks, so their files must exist.
+        reads_only: Do not change an existing run: nothing is trained or recomputed, and no plan is written.
     """
     import torch
     from transformers.utils import logging as transformers_logging
@@ -177,14 +178,14 @@ def carry_out(
 
 
 def all_rows(context: Context, evaluates: bool) -> Stage:
-    """The training data; reads every row, so a bad one is found before an older run here is touched."""
+    """Return the training data after reading every row, so that a bad row is found before an older run is changed."""
     is_new = not is_stage(context.run.root / "data")
     data = data_stage(context)
     try:
         if evaluates and context.recipe.data.validates:
             validation_rows(context)
     except UserError:
-        if is_new and is_main():  # a run that cannot begin looks like one that was never started
+        if is_new and is_main():  # leave no trace of a run that cannot start
             shutil.rmtree(data.path)
         raise
     return data
@@ -193,7 +194,7 @@ def all_rows(context: Context, evaluates: bool) -> Stage:
 def checked(
     recipe: Recipe, run: DryRun, work: Work, evaluates: bool, reads_only: bool
 ) -> tuple[Context, list[Planned], dict[str, str]]:
-    """A dry run: what will run, and the plan of the whole recipe."""
+    """Check a recipe in a dry run; return its context, the stages that will run, and the plan of the whole recipe."""
     from weakdriven.stages.checks import check_recipe
 
     with failing_together():
@@ -205,7 +206,8 @@ def checked(
 
 
 def hub_models(recipe: Recipe) -> list[str]:
-    """Models of the recipe that come from the Hub, recorded now because a folder of that name may come later."""
+    """Return the recipe's models that come from the Hub; recorded now, because a folder of that name may appear
+    later."""
     from weakdriven.models.load import EMBEDDED
 
     named = [source for source in (recipe.model, recipe.sft.model) if source and source != EMBEDDED]
@@ -213,7 +215,7 @@ def hub_models(recipe: Recipe) -> list[str]:
 
 
 def is_finished(root: Path, recipe: Recipe) -> bool:
-    """Whether exactly this recipe was run there, and all of its stages are finished."""
+    """Return whether exactly this recipe was run in `root` and all of its stages are finished."""
     files = (root / RECIPE_FILE, root / PLAN_FILE)
     if not all(file.is_file() for file in files) or files[0].read_text(encoding="utf-8") != dump_recipe(recipe):
         return False
@@ -221,7 +223,7 @@ def is_finished(root: Path, recipe: Recipe) -> bool:
 
 
 def refuse_same_snapshots(recipe: Recipe, data: Stage) -> None:
-    """Raise an error for two snapshots at one step before training, if the number of rows determines the steps."""
+    """Raise an error before training if two snapshots fall on one step, in phases whose steps are already known."""
     known: dict[str, TrainSettings] = {} if recipe.sft.model else {"sft": recipe.sft}
     if recipe.method == "wmss" and (recipe.selection.match_steps or not recipe.selection.enabled):
         known["joint"] = recipe.joint
@@ -232,19 +234,19 @@ def refuse_same_snapshots(recipe: Recipe, data: Stage) -> None:
 
 
 def whole_plan(context: Context, planned: list[Planned]) -> dict[str, str]:
-    """Name and key of every stage of the recipe; only of the planned ones if the rest cannot be known yet."""
+    """Return the key of every stage of the recipe by name, or only of the planned stages if others are unknown."""
     listing = Listing(context.run.root)
     try:
         all_stages(context.with_run(listing))
         return {name: stage.key for name, stage in listing.stages.items()}
-    except UserError:  # a benchmark's file is missing, which does not matter to a selection
+    except UserError:  # a benchmark's file is missing, which is fine for a selection
         if any(entry.name.startswith(("eval/", "validation/")) for entry in planned):
             raise
         return {entry.name: entry.key for entry in planned}
 
 
 def refuse_replacing(root: Path, planned: list[Planned], remote: RemoteCopy | None) -> None:
-    """Raise an error if finished stages of the run, here or at its address, would be replaced."""
+    """Raise an error if finished stages of the run, here or in its remote copy, would be replaced."""
     found = losses(root, planned)
     if remote:
         there = [(entry, remote.manifest(entry.name)) for entry in planned if entry.reason]
@@ -261,7 +263,7 @@ def refuse_replacing(root: Path, planned: list[Planned], remote: RemoteCopy | No
 
 
 def refuse_replacing_in(root: Path, runs: dict[str, Recipe], work: Work, options: RunOptions) -> None:
-    """Raise an error if finished stages of one of several runs would be replaced, before any of them goes on."""
+    """Raise an error if finished stages of any of several runs would be replaced, before any of them starts."""
     if options.replace:
         return
     found = [one for name, recipe in runs.items() for one in existing_losses(recipe, root / name, work, options)]
@@ -270,37 +272,37 @@ def refuse_replacing_in(root: Path, runs: dict[str, Recipe], work: Work, options
 
 
 def existing_losses(recipe: Recipe, root: Path, work: Work, options: RunOptions) -> list[Loss]:
-    """What this recipe would replace in a run that was made with another one."""
+    """Return the finished stages that this recipe would replace in an existing run."""
     file = root / RECIPE_FILE
     if not file.is_file() or file.read_text(encoding="utf-8") == dump_recipe(recipe):
         return []
     try:
         settle_rows(recipe.data, root, None)
         return losses(root, checked(recipe, DryRun(root, siblings=options.siblings), work, True, False)[1])
-    except UserError:  # which the run itself reports
+    except UserError:  # the run itself reports it
         return []
 
 
 def refuse_changes(planned: list[Planned]) -> None:
-    """Raise an error if an existing run would change: a stage be computed again, or a model be trained."""
+    """Raise an error if an existing run would change: a stage would be recomputed, or a model trained."""
     for entry in planned:
         name, reason = entry.name, entry.reason
         if not reason or name.startswith("pairing/"):
             continue
         if reason != NOT_RUN:
             raise UserError(
-                f"{name} of the existing run would be computed again ({reason}); give the settings that the run was "
-                "made with, or another --output."
+                f"{name} of the existing run would be recomputed ({reason}); give the settings of that run, or another "
+                "--output."
             )
         if name != "data" and not name.startswith("entropy/") and "/active" not in name:
             raise UserError(
-                f"{name} has to be trained first ({reason}), and this command does not train: start weakdriven run or "
-                "weakdriven select in one process until it is there, or give a trained model."
+                f"{name} must be trained first ({reason}), but this command does not train. Train it with weakdriven "
+                "run or weakdriven select, or give a trained model."
             )
 
 
 def all_stages(context: Context) -> list[Model]:
-    """Every model of the recipe, trained and evaluated."""
+    """Train and evaluate every model of the recipe."""
     recipe, data = context.recipe, data_stage(context)
     models = method_models(context, data, recipe.method)
     models += [method_models(context, data, name)[-1] for name in recipe.baselines]
@@ -309,7 +311,7 @@ def all_stages(context: Context) -> list[Model]:
 
 
 def method_models(context: Context, data: Stage, method: str) -> list[Model]:
-    """What a method starts from and ends with: M0, M1 where it has one, its result."""
+    """Return the models of a method: M0, M1 if it has one, and its result."""
     recipe = context.recipe
     if method == "wmss":
         models = wmss(context, data, recipe.joint.rounds)
@@ -323,7 +325,7 @@ def method_models(context: Context, data: Stage, method: str) -> list[Model]:
 
 
 def stages_for(context: Context, method: str) -> tuple[Model, dict[str, Stage]]:
-    """The model that a method ends with, and every stage that is run for it alone, by name."""
+    """Return the final model of a method, and by name every stage that the method needs."""
     listing = Listing(context.run.root)
     alone = context.with_run(listing)
     data = data_stage(alone)
@@ -333,8 +335,7 @@ def stages_for(context: Context, method: str) -> tuple[Model, dict[str, Stage]]:
 
 
 def evaluate_models(context: Context, models: Sequence[Model]) -> None:
-    """Evaluate each model on the validation rows and each benchmark; its snapshots before it, if `eval.snapshots` is
-    set."""
+    """Evaluate each model on the validation rows and each benchmark, with `eval.snapshots` also its snapshots."""
     settings = context.recipe.eval
     kept = {model.name: [model.at(place) for place in model.kept] for model in models if settings.snapshots}
     for model in (one for last in models for one in (*kept.get(last.name, []), last)):

@@ -1,7 +1,7 @@
-"""`weakdriven sweep`: one recipe at several points and under several seeds, each an ordinary run directory.
+"""`weakdriven sweep`: run one recipe at several points and with several seeds, each in an ordinary run directory.
 
-What runs share, such as the tokens, M1 and its entropies, is computed once: a run takes over what another has finished,
-and waits for what another is computing.
+Stages that runs share, such as the tokens, M1 and its entropies, are computed once: a run reuses what another has
+finished, and waits for what another is computing.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ def sweep_recipe(
     jobs: int = 1,
     options: RunOptions = RunOptions(),  # noqa: B008
 ) -> Path:
-    """Train and evaluate what is not done yet; returns the folder with the runs and the table.
+    """Train and evaluate what is missing; return the folder with the runs and the table.
 
     Args:
         seeds: Number of seeds, counting up from the recipe's seed.
@@ -46,7 +46,7 @@ def sweep_recipe(
     named = [word for word in grids if "=" not in word]
     root = root or Path("runs") / "-".join([first.name, "sweep", *(Path(word).stem for word in named)])
     if (root / RUN_FILE).exists():
-        raise UserError(f"{root} is the directory of one run; give another --output for the sweep.")
+        raise UserError(f"{root} is a run directory; give another --output for the sweep.")
     earlier = read_sweep(root) if (root / f"{SWEEP}.json").is_file() else {"runs": {}}
     refuse_other_axes(root, earlier, axes)
     numbers = range(first.seed, first.seed + seeds)
@@ -85,7 +85,7 @@ def sweep_recipe(
 
 
 def run_point(root: Path, recipe: Recipe, progress: Progress, *, options: RunOptions) -> str:
-    """One run; returns the name of the model that its method ends with."""
+    """Run one point with one seed; return the name of its final model."""
 
     def work(context: Context) -> str:
         all_stages(context)
@@ -97,7 +97,7 @@ def run_point(root: Path, recipe: Recipe, progress: Progress, *, options: RunOpt
 
 
 def grid_recipes(source: str, overrides: list[str], grids: list[str], seeds: int) -> dict[str, Recipe]:
-    """Folder to recipe of every run of a sweep."""
+    """Map the folder of each run of a sweep to its recipe."""
     axes = axes_of(grids)
     default, recipes = recipes_of(source, overrides, axes, points_of(axes))
     first = (default or next(iter(recipes.values()))).seed
@@ -107,21 +107,21 @@ def grid_recipes(source: str, overrides: list[str], grids: list[str], seeds: int
 def recipes_of(
     source: str, overrides: list[str], axes: list[Axis], points: list[Point]
 ) -> tuple[Recipe | None, dict[str, Recipe]]:
-    """The recipe without the sweep, if it is valid, and that of each point; all are checked before anything runs.
+    """Return the recipe without the sweep, or None if it is invalid on its own, and the recipe of each point.
 
-    For example, several samples for each item are valid only if a point sets the temperature too.
+    It can be invalid on its own: eval.samples above 1, for example, needs the temperature that the points set.
     """
     for override in overrides:
         key = override.partition("=")[0]
         if any(key in axis.keys for axis in axes):
-            raise UserError(f"{key} is in a grid and in your overrides; remove one of them.")
+            raise UserError(f"{key} is both in a grid and in your overrides; remove one of them.")
     common = [*(word for axis in axes for word in as_overrides(axis.settings)), *overrides]
     recipes = {one.name: load_recipe(source, common, varied=as_overrides(one.overrides)) for one in points}
     for recipe in recipes.values():
         if not recipe.eval.benchmarks and not recipe.data.validates:
             raise UserError(
-                f"{source}: eval.benchmarks names none and there are no validation rows, so there is nothing to show; "
-                "name some benchmarks, or set data.validation or data.validation_share."
+                f"{source}: eval.benchmarks is empty and there are no validation rows, so there is nothing to measure; "
+                "set eval.benchmarks, data.validation or data.validation_share."
             )
     try:
         return load_recipe(source, common), recipes
@@ -130,17 +130,17 @@ def recipes_of(
 
 
 def refuse_other_axes(root: Path, earlier: dict[str, Any], axes: list[Axis]) -> None:
-    """A folder has one table, so raise an error rather than lose the table of another sweep."""
+    """Raise an error if the folder has a sweep over other axes, whose table would be lost."""
     there, asked = [axis["label"] for axis in earlier.get("axes", [])], [axis.label for axis in axes]
     if there and sorted(there) != sorted(asked):
         raise UserError(
-            f"{root} holds a sweep over {', '.join(there)}, and this one is over {', '.join(asked)}; give another "
+            f"{root} contains a sweep over {', '.join(there)}, but this one is over {', '.join(asked)}; give another "
             "--output, or remove that folder."
         )
 
 
 def still_known(root: Path, earlier: dict[str, Any], runs: dict[str, Recipe]) -> dict[str, Any]:
-    """Runs of an earlier call that failed, or are finished under the same recipe; they stay in the table meanwhile."""
+    """Return the runs of an earlier call that failed, or finished with the same recipe; the table keeps them."""
     return {
         folder: earlier[folder]
         for folder, recipe in runs.items()
@@ -149,14 +149,17 @@ def still_known(root: Path, earlier: dict[str, Any], runs: dict[str, Recipe]) ->
 
 
 def runs_of(recipes: dict[str, Recipe], seeds: range) -> dict[str, Recipe]:
-    """Folder to recipe, in order: the first point of every seed, whose work the rest reuses, then seed by seed."""
+    """Map folders to recipes, in the order in which they run.
+
+    The first point runs first, with every seed, because the others reuse its stages; then follow the rest, by seed.
+    """
     first, *rest = recipes
     pairs = [*((first, seed) for seed in seeds), *((name, seed) for seed in seeds for name in rest)]
     return {f"{name}/seed-{seed}": recipes[name].model_copy(update={"seed": seed}) for name, seed in pairs}
 
 
 def settings_at(recipe: Recipe, axes: list[Axis]) -> dict[str, Any]:
-    """The swept settings in the recipe of a point, including defaults."""
+    """Return the values of the swept settings in the recipe of a point, including defaults."""
     settings = recipe.model_dump(mode="json")
     return {key: value_at(settings, key) for axis in axes for key in axis.keys}
 
@@ -168,6 +171,6 @@ def value_at(tree: Any, key: str) -> Any:
 
 
 def earlier_runs(root: Path, runs: dict[str, Recipe]) -> list[Path]:
-    """Runs in this folder that the command does not name; their stages are reused."""
+    """Return the runs in this folder that are not part of the command; their stages can be reused."""
     found = sorted(path.parent for path in root.glob(f"*/*/{RUN_FILE}"))
     return [path for path in found if path.relative_to(root).as_posix() not in runs]

@@ -1,4 +1,4 @@
-"""Which earlier checkpoint makes a useful weak model: entropy separation from the strong one (paper B.5)."""
+"""Compare checkpoints as weak models by how far their entropies are from the strong model's (paper B.5)."""
 
 import re
 from dataclasses import dataclass, replace
@@ -22,23 +22,23 @@ from weakdriven.wmss.score_files import read_scores
 from weakdriven.wmss.selection import rank_correlation
 
 TOO_CLOSE = 0.05
-"""Separation below which a pair carries little signal; our rule of thumb, the paper gives no number."""
+"""Relative distance below which a pair carries little signal: our rule of thumb, since the paper gives no number."""
 
 
 @dataclass(frozen=True)
 class Separation:
-    """How far a weak model's entropies are from the strong one's, over some examples."""
+    """Distance between the entropies of a weak and the strong model on the same examples."""
 
     weak: str
     examples: int
     weak_entropy: float
     strong_entropy: float
     change: float
-    """Mean of strong minus weak."""
+    """Mean of strong minus weak entropy."""
     error: float
-    """Standard error of that mean."""
+    """Standard error of `change`."""
     distance: float
-    """Mean of its absolute value."""
+    """Mean absolute difference of the entropies."""
     correlation: float | None
     """Rank correlation of the two models' entropies."""
 
@@ -55,14 +55,16 @@ class Separation:
 def pair_checkpoints(
     recipe: Recipe, root: Path, progress: Progress, *, weak: list[str], strong: str | None, examples: int
 ) -> list[Separation]:
-    """Separation of the base and of each given checkpoint from the strong model; empty except on the main process.
+    """Return the separation of the base and of each given checkpoint from the strong model.
+
+    Only the main process returns any.
 
     Args:
-        strong: Folder, adapter folder or Hub id; unset: the recipe's M1, which must be there.
-        examples: Drawn at random from the data, the same for every model.
+        strong: Model folder, adapter folder or Hub id; None for the recipe's M1, which must exist.
+        examples: Number of examples drawn at random from the data, the same ones for every model.
     """
     if examples < 2:
-        raise UserError(f"--examples is {examples}; a separation needs at least 2.")
+        raise UserError(f"--examples is {examples}, expected at least 2.")
     join_processes()
 
     def scored(context: Context) -> list[tuple[str, Stage]]:
@@ -80,7 +82,7 @@ def pair_checkpoints(
 
 
 def named(source: str, context: Context) -> Model:
-    """A checkpoint, named by the end of its path, which a person recognises, and its key, which is unique."""
+    """Return a checkpoint as a model named after the end of its path (to recognise it) and its key (to be unique)."""
     model = ready_model(source, source, context.recipe, context.base)
     place = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(Path(source).parts[-2:])).strip("-.")
     return replace(model, name=f"{place}-{model.key[:8]}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from weakdriven.config.file import apply_override, parse_recipe
 from weakdriven.config.recipe import Recipe
 from weakdriven.errors import UserError
-from weakdriven.planning.costs import Cost, Planner, epoch_rows
+from weakdriven.planning.costs import Cost, Planner, epoch_rows, is_packed
 from weakdriven.stages.workload import Workload
 
 SAME = "same result"
@@ -53,6 +53,8 @@ def candidates(
     block = workload.block
     same = [["fast_layers=auto"]] if recipe.fast_layers == "off" and not on_cpu else []
     same += [[f"{block}.micro_batch_size={micro >> halvings}"] for halvings in range(1, micro.bit_length())]
+    if is_packed(workload.settings, recipe.precision, on_cpu=on_cpu):
+        same += [[f"{block}.packing=false"]]
     same += [[f"{block}.gradient_checkpointing={mode}"] for mode in ("keep_products", "keep_attention", "true")]
     same += [] if on_cpu else [[f"{block}.activation_offloading=true"]]
     other = [[f"{block}.optimizer=adamw_8bit"]]
@@ -67,7 +69,8 @@ def advise(planner: Planner, now: Cost, room: float) -> Advice:
     """Each change alone, and the first few that fit together; `room` is the device's memory in bytes."""
     workload, machine, recipe = now.workload, planner.machine, planner.recipe
     assert now.memory is not None
-    choices = candidates(workload, recipe, now.micro_batch, on_cpu=machine.device.is_cpu, sharding=machine.sharding)
+    micro = min(now.micro_batch, workload.settings.micro_batch_size) if workload.settings else 0
+    choices = candidates(workload, recipe, micro, on_cpu=machine.device.is_cpu, sharding=machine.sharding)
 
     def tried(overrides: list[str]) -> tuple[float, float] | None:
         """Bytes and seconds; None where the recipe would not accept the overrides."""

@@ -8,7 +8,7 @@ from typing import Any
 from weakdriven.config.recipe import LoraSettings, Recipe, SftSettings
 from weakdriven.config.settings import SupervisedSettings, TrainSettings
 from weakdriven.methods.control_stages import TokenCosts
-from weakdriven.planning.devices import Device, Machine
+from weakdriven.planning.devices import Machine
 from weakdriven.planning.memory import Memory, Step, forward_memory, training_memory
 from weakdriven.planning.model_config import shape_of
 from weakdriven.planning.model_shape import Shape
@@ -212,12 +212,12 @@ class Planner:
         assert settings is not None
         rows, devices = epoch_rows(workload, self.recipe, self.rows.count), self.machine.count
         longest, fit = self.longest(workload), settings.micro_batch_size
-        packing = is_packed(settings, self.recipe.precision, self.machine.device)
+        packing = is_packed(settings, self.recipe.precision, on_cpu=self.machine.device.is_cpu)
         if packing:
-            fit = max(int(fit * longest / self.rows.mean), 1)
+            fit = max(int(fit * self.recipe.data.max_length / self.rows.mean), 1)
         micro, many = micro_batch(rows, settings.batch_size, fit, devices)
         if packing:  # a full sequence, whatever its rows are
-            longest *= settings.micro_batch_size / micro
+            longest = settings.micro_batch_size * self.recipe.data.max_length / micro
         largest = self._step(workload, length=longest, micro=micro, accumulates=many > 1)
         mean = self._step(workload, length=self.rows.mean, micro=micro)
         steps = settings.steps(rows, workload.epochs)
@@ -337,8 +337,8 @@ class Planner:
         )
 
 
-def is_packed(settings: TrainSettings, precision: str, device: Device) -> bool:
+def is_packed(settings: TrainSettings, precision: str, *, on_cpu: bool) -> bool:
     """Whether a phase packs its examples, if its model keeps them apart (`training/packing.py` asks the model)."""
     if not isinstance(settings, SupervisedSettings):
         return False
-    return settings.packing is True or (settings.packing == "auto" and not device.is_cpu and precision != "fp32")
+    return settings.packing is True or (settings.packing == "auto" and not on_cpu and precision != "fp32")

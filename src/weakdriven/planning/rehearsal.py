@@ -25,7 +25,7 @@ from weakdriven.methods.rollouts.preference_pairs import COLUMNS
 from weakdriven.methods.ssb.loss import TopLogits
 from weakdriven.methods.ssb.targets import stored
 from weakdriven.methods.ssb.trainer import train_student
-from weakdriven.planning.costs import batch_is_known, epoch_rows, micro_batch
+from weakdriven.planning.costs import batch_is_known, epoch_rows, is_packed, micro_batch
 from weakdriven.planning.devices import GIB
 from weakdriven.planning.preflight import will_run
 from weakdriven.runs.directory import TOKENS, WORK, Progress, work_folder
@@ -142,12 +142,16 @@ class Rehearsal:
         rows = epoch_rows(workload, self.recipe, len(tokens))
         largest = settings.micro_batch_size if batch_is_known(workload, self.recipe, len(tokens)) else 1
         length_N = row_lengths(tokens)
+        packing = is_packed(settings, self.recipe.precision, on_cpu=not torch.cuda.is_available())
+        if packing:
+            largest *= max(self.recipe.data.max_length // int(length_N.max()), 1)
         micro, many = micro_batch(rows, settings.batch_size, largest)
         batch = micro * min(many, 2)
         order = np.argsort(-length_N, kind="stable")[:batch]
         longest = tokens.select(np.resize(order, batch))
         # no checkpoint, on a signal neither: that of a pair may have 100 GB
-        changes = {"batch_size": batch, "micro_batch_size": micro, "epochs": STEPS, "snapshots": [], "save_steps": 0}
+        changes = {"batch_size": batch, "epochs": STEPS, "snapshots": [], "save_steps": 0}
+        changes |= {} if packing else {"micro_batch_size": micro}
         return settings.model_copy(update=changes), longest
 
     def present(self, model: Model, *, adapted: bool = False) -> Model:

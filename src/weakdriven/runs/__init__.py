@@ -1,6 +1,6 @@
-"""A run on disk and the processes that compute it; `executor` runs stages and skips finished ones: start there.
+"""A run on disk and the processes that compute it. Start with `executor`, which runs stages and skips finished ones.
 
-`stage`, `directory`, `take_over` and `manifest` are about stages and their folders; `files` and `yaml` read and write;
-`processes`, `launcher` and `signals` are about several processes and their end. What the stages compute is not here:
-nothing in this package knows of models, data or recipes, and it imports only `weakdriven.errors`.
+`stage`, `directory`, `take_over` and `manifest` handle stages and their folders; `files` and `yaml` read and write;
+`processes`, `launcher` and `signals` start, synchronize and stop processes. This package knows nothing of models, data
+or recipes, and imports only `weakdriven.errors`.
 """

@@ -1,4 +1,4 @@
-"""The run directory: the names in it, who may use it, and how a stage's folder gets into its place."""
+"""The run directory: its file names, its lock, and how a finished stage is moved into place."""
 
 import fcntl
 import json
@@ -19,7 +19,7 @@ from weakdriven.runs.stage import Planned
 
 RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK, REPORT = "run.json", "recipe.yaml", "plan.json", ".work", "report.html"
 REPLACED = ".replaced"
-"""Folder of finished stages that were replaced, as long as the run that replaces them is not finished."""
+"""Folder that keeps replaced stages until the run that replaces them is finished."""
 OUR_FILES, METRICS = (RUN_FILE, RECIPE_FILE, PLAN_FILE, WORK), "metrics.jsonl"
 EXAMPLES, TOKENS, SCORES, ACTIVE = "examples.jsonl", "tokens.arrow", "scores.parquet", "active.parquet"
 ITEMS, SAMPLES, BENCHMARK_SCORES = "items.jsonl", "samples.jsonl", "scores.json"
@@ -27,13 +27,13 @@ FUNNEL, TRAIN, BUDGET = "funnel.json", "train.jsonl", "budget.json"
 DIAGNOSTICS, SNAPSHOTS = "diagnostics", "snapshots"
 VALIDATION, LOSSES = "validation-data", "losses.parquet"
 VALIDATION_LOSS = "validation_loss"
-"""In the metrics of a training stage, on lines of their own: the loss of an evaluation."""
+"""Key of an evaluation's loss, on separate lines of metrics.jsonl."""
 DIAGNOSIS_VERSION = 2
-"""Of what `weakdriven diagnose` measures; raised where results of an older version must not be used."""
+"""Version of what `weakdriven diagnose` measures; raised if results of older versions must not be used."""
 
 
 class Progress:
-    """Shows the progress of a run; this one shows nothing."""
+    """Base class of progress displays; it shows nothing."""
 
     def plan(self, planned: list[Planned]) -> None: ...
     def begin(self, stage: str, reason: str) -> None: ...
@@ -47,7 +47,7 @@ class Progress:
 
 
 def put_in_place(home: Path, target: Path) -> None:
-    """Make `out` in a stage's work folder its result; a finished one of another key is kept in `.replaced/`."""
+    """Move `out` of a stage's work folder into place; an older result with another key is kept in `.replaced/`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     other = finished_key(target) not in (None, finished_key(home / "out"))
     root = home.parents[1]
@@ -63,21 +63,21 @@ def put_in_place(home: Path, target: Path) -> None:
 
 
 def work_folder(root: Path, stage: str) -> Path:
-    """Where a stage is computed: `work` in it survives kills, `out` becomes the result."""
+    """Return the folder in which a stage is computed: its `work` survives kills, its `out` becomes the result."""
     return root / WORK / stage.replace("/", "--")
 
 
 def start_try(home: Path, key: str) -> tuple[int, float]:
-    """Make the folders `work` and `out`; returns the number of earlier tries at this key, and their seconds.
+    """Create the folders `work` and `out`; return the number of earlier attempts with this key, and their seconds.
 
-    What an interrupted try left in `work` is kept if its key was the same.
+    The `work` of an interrupted attempt is kept if its key was the same.
     """
     file = home / "state.json"
     state = read_json(file) if file.is_file() else {}
     if state.get("key") != key:
         shutil.rmtree(home, ignore_errors=True)
         state = {"key": key, "tries": 0, "seconds": 0.0}
-    else:  # a killed try cannot say how long it took, but its newest file can, unless the clock was set back since
+    else:  # a killed attempt lasted until its newest file was written; max() guards against a clock that was set back
         last = max(path.stat().st_mtime for path in home.rglob("*"))
         state["seconds"] += max(last - state["begun"], 0.0)
     shutil.rmtree(home / "out", ignore_errors=True)
@@ -88,7 +88,7 @@ def start_try(home: Path, key: str) -> tuple[int, float]:
 
 
 def finished_key(folder: Path) -> str | None:
-    """Key of the stage that was finished in this folder, if one was."""
+    """Return the key of the finished stage in this folder, or None."""
     try:
         return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["key"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -99,16 +99,16 @@ def make_directory(root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{root} is or lies under a file; give a directory as --output.") from None
+        raise UserError(f"{root} is a file or inside a file; give a directory as --output.") from None
     except OSError as error:
-        raise UserError(f"{root} cannot be made ({error.strerror}); choose a writable --output.") from None
+        raise UserError(f"{root} cannot be created ({error.strerror}); choose a writable --output.") from None
 
 
 @contextmanager
 def claim_run(root: Path, recipe_name: str) -> Iterator[None]:
-    """Hold the run directory of a recipe, made if need be; one of another recipe or process is an error.
+    """Create and lock the run directory; raise an error if another recipe or process uses it.
 
-    If the recipe turns out to be wrong before any stage of a new run has begun, no trace is left.
+    If a UserError ends a new run before its first stage, everything that was created is removed.
     """
     made = [folder for folder in (root, *root.parents) if not folder.exists()]
     make_directory(root)
@@ -117,7 +117,7 @@ def claim_run(root: Path, recipe_name: str) -> Iterator[None]:
     if not is_new:
         refuse_other_owner(run_file.read_bytes(), str(root), recipe_name)
     elif any(path.name.removesuffix(PART) not in OUR_FILES for path in root.iterdir()):
-        raise UserError(f"{root} holds files but no run of weakdriven; give an empty or new --output.")
+        raise UserError(f"{root} contains files, but no run of weakdriven; give an empty or new --output.")
     (root / WORK).mkdir(exist_ok=True)
     busy = f"Another process is running in {root}; wait for it or give another --output."
     with locked(root / WORK / "lock", busy):
@@ -132,7 +132,7 @@ def claim_run(root: Path, recipe_name: str) -> Iterator[None]:
                 shutil.rmtree(root / WORK)
                 for name in (RUN_FILE, RECIPE_FILE, PLAN_FILE):
                     (root / name).unlink(missing_ok=True)
-                with suppress(OSError):  # up to the first folder that others use too
+                with suppress(OSError):  # stop at the first folder that is not empty
                     for folder in made:
                         folder.rmdir()
             raise
@@ -140,7 +140,8 @@ def claim_run(root: Path, recipe_name: str) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path, busy: str | Callable[[], None]) -> Iterator[None]:
-    """Hold a lock file; if another process holds it, raise the error `busy`, or call it and wait."""
+    """Hold a lock file; if another process holds it, raise a UserError with the text `busy`, or call `busy` and
+    wait."""
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,7 +159,7 @@ def locked(path: Path, busy: str | Callable[[], None]) -> Iterator[None]:
 
 
 _held: set[IO[str]] = set()
-"""Locks of this process. A forked one must not share them: a lock is free only when all who have it open are gone."""
+"""Locks of this process. A forked process must close them: a lock is released only when no process has it open."""
 
 
 def _let_go() -> None:
@@ -177,19 +178,19 @@ def refuse_other_owner(run_file: bytes, place: str, recipe_name: str) -> None:
         raise UserError(f"{place}/{RUN_FILE} cannot be read; give another --output.") from None
     if owner != recipe_name:
         raise UserError(
-            f"{place} holds a run of recipe {owner!r}, not {recipe_name!r}; give another --output or remove it."
+            f"{place} contains a run of recipe {owner!r}, not {recipe_name!r}; give another --output or remove it."
         )
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:
-    """The run directories that these folders are or hold, such as those of `compare` and `sweep`."""
+    """Return the given run directories and those inside the other folders, such as the output of compare and sweep."""
     found = list[Path]()
     for folder in folders:
         runs = [path.parent for depth in ("", "*/", "*/*/", "*/*/*/") for path in sorted(folder.glob(depth + RUN_FILE))]
         if not runs:
             raise UserError(
-                f"{folder} is no run directory and holds none: no {RUN_FILE} in it or in three levels of folders "
-                "below; give what run, compare or sweep wrote."
+                f"{folder} is not a run directory and contains none: no {RUN_FILE} in it or up to three levels below; "
+                "give the output of run, compare or sweep."
             )
         found += runs
     return found

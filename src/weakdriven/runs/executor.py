@@ -1,8 +1,7 @@
-"""Who runs stages: `Listing` only names them, `DryRun` says which would run and why, `Run` computes them.
+"""Three executors of stages: `Listing` only names them, `DryRun` says which would run and why, `Run` computes them.
 
-Each stage is computed in a work folder and renamed into place whole, with its manifest. A finished stage with the same
-key is skipped; one whose key changed runs again, and the reason names the setting or input that changed.
-"""
+A stage is computed in a work folder, gets its manifest, and is renamed into place in one step. A finished stage with
+the same key is skipped; if the key changed, it runs again, and the reason names the setting or input that changed."""
 
 import json
 import shutil
@@ -29,15 +28,15 @@ from weakdriven.runs.take_over import Siblings, lost, reason_taken, take_over
 
 @dataclass
 class Listing:
-    """Stages in the order in which they are asked for; nothing is read or computed."""
+    """Lists stages in the order in which they are asked for, without reading or computing anything."""
 
     root: Path
     stages: dict[str, Stage] = field(default_factory=dict, init=False)
     computes: ClassVar[bool] = False
 
     def stage(self, name: str, compute: Compute, **options: Any) -> Stage:
-        """The stage `name`, done as far as this executor does stages; `options` are fields of `Stage`."""
-        if name not in self.stages:  # a later round reads what an earlier one has computed
+        """Return the stage `name` after this executor has processed it; `options` are fields of `Stage`."""
+        if name not in self.stages:  # rounds share stages: one's strong model is the next one's weak model
             stage = Stage(name, self.root, compute, **options)
             self.do(stage)
             self.stages[name] = stage
@@ -57,7 +56,7 @@ class DryRun(Listing):
         self.look(stage)
 
     def look(self, stage: Stage) -> str:
-        """Why the stage has to run; empty when it is finished."""
+        """Return why the stage must run, or "" if it is finished."""
         taken = self.siblings.find(stage)
         reason = reason_taken(taken, self.root) if taken else why(stage)
         self.planned.append(Planned(stage.name, stage.key, reason, stage.facts["inputs"], taken and taken / stage.name))
@@ -66,22 +65,24 @@ class DryRun(Listing):
 
 @dataclass(kw_only=True)
 class Run(DryRun):
-    """Computes the stages of a run directory that are not finished."""
+    """Computes the unfinished stages of a run directory."""
 
     seed: int = 42
     progress: Progress = field(default_factory=Progress)
     is_main: bool = True
-    """Of several processes on one run, the main one publishes; the others help with shared stages."""
+    """Only the main process moves stages into place; the others help with shared stages."""
     agree: Callable[[Any], Any] = lambda value: value
-    """Wait for all processes of this run; gives every one the value of the main process."""
+    """Waits for all processes of this run and returns the main process's value in each."""
     copy: Callable[[str], None] | None = None
-    """Called by the main process with the name of each finished stage."""
+    """Optional hook: the main process calls it with the name of each finished stage."""
     message: Callable[[str, Exception], UserError | None] = lambda name, error: None
     """Optional hook: turns the exception of a stage into a better message."""
     failed: dict[str, BaseException] = field(default_factory=dict)
-    """Stages that ended with an error: whoever asks for one again gets the same error, not an older result."""
+    """Errors of failed stages by name; asking for such a stage again raises its error instead of using an old
+    result."""
     unread: dict[str, Path] = field(default_factory=dict)
-    """Folders, by key, of stages that were finished before; each is checked when it is first read."""
+    """Folders by key of stages that an earlier process finished; their files are verified before they are first
+    read."""
     computes: ClassVar[bool] = True
 
     def stage(self, name: str, compute: Compute, **options: Any) -> Stage:
@@ -92,16 +93,16 @@ class Run(DryRun):
     def do(self, stage: Stage) -> None:
         reason = self.look(stage)
         home = work_folder(self.root, stage.name)
-        out = home / "out"  # it is whole if a kill came between the last byte and the rename
+        out = home / "out"  # complete if the process was killed just before the rename
         whole = finished_key(out) == stage.key and not damage(out, files_of(out), contents=True)
-        # all processes have looked before the main one changes anything, and all do what it found
+        # wait until all processes have looked, before the main process changes anything; all follow its finding
         key, reason, whole, signal = self.agree((stage.key, reason, whole, stop_requested()))
         if signal:
             raise Stopped(signal)
         if key != stage.key:
             raise UserError(
-                f"{stage.name}: this process and the first one see different settings or inputs; give all processes "
-                "the same recipe, files and network."
+                f"{stage.name}: this process and the main process have different settings or inputs; give all "
+                "processes the same recipe, files and network access."
             )
         if not reason:
             self.unread[stage.key] = stage.path
@@ -111,7 +112,7 @@ class Run(DryRun):
         with self.siblings.alone(stage, self.progress.note) if self.is_main else nullcontext():
             sibling = None
             if not whole:
-                sibling = self.agree(self.siblings.find(stage))  # a run in progress may have finished it meanwhile
+                sibling = self.agree(self.siblings.find(stage))  # another run may have finished it in the meantime
             self.progress.begin(stage.name, reason_taken(sibling, self.root) if sibling else begun(stage, home, reason))
             begin = time.monotonic()
             if sibling:
@@ -124,7 +125,7 @@ class Run(DryRun):
 
     @contextmanager
     def explained(self, name: str) -> Iterator[None]:
-        """Within it, or in a function that it decorates, an error of the stage gets its better message."""
+        """Replace an error of the stage by a better message, if there is one; also usable as a decorator."""
         try:
             yield
         except Exception as error:
@@ -155,7 +156,7 @@ class Run(DryRun):
             raise
 
     def _help(self, stage: Stage, home: Path, compute: Compute) -> None:
-        ended_together(lambda: None, self.agree)  # the main process has made the folders
+        ended_together(lambda: None, self.agree)  # wait until the main process has created the folders
         if stage.shared:
             compute(home / "work", home / "out")
 
@@ -191,19 +192,19 @@ class Run(DryRun):
             "counters": counters,
         }
         manifest[FILES] = inventory(home / "out")
-        sync_tree(home / "out")  # the manifest vouches for the rest, so it comes last
+        sync_tree(home / "out")  # the manifest says that all files are complete, so it is written last
         write_json(home / "out" / MANIFEST, manifest)
 
 
 def begun(stage: Stage, home: Path, reason: str) -> str:
-    """Why a stage runs, with the point from which it resumes if an earlier try began it."""
+    """Return why a stage runs, and where it resumes if an earlier attempt has started it."""
     if point := resume_point(stage, home):
         return f"resuming {point}" if reason == NOT_RUN else f"{reason}; resuming {point}"
     return reason
 
 
 def resume_point(stage: Stage, home: Path) -> str | None:
-    """From where the stage would resume in its work folder; None if it starts from its beginning."""
+    """Return the point from which the stage would resume, or None if it would start from the beginning."""
     work, state = home / "work", home / "state.json"
     if not state.is_file() or read_json(state).get("key") != stage.key or not work.is_dir() or not any(work.iterdir()):
         return None
@@ -211,14 +212,16 @@ def resume_point(stage: Stage, home: Path) -> str | None:
 
 
 def why(stage: Stage) -> str:
-    """Why a stage has to run, from what its folder holds; empty when it is finished."""
+    """Return why a stage must run, judging by its folder, or "" if it is finished."""
     gone = lost(stage.path, stage)
     try:
         old = json.loads((stage.path / MANIFEST).read_text(encoding="utf-8"))
         facts = {"settings": old["settings"], "inputs": old["inputs"]}
-        redacted = ELLIPSIS in json.dumps(facts, ensure_ascii=False)  # by an earlier version, after it made the key
+        redacted = ELLIPSIS in json.dumps(
+            facts, ensure_ascii=False
+        )  # earlier versions redacted manifests after hashing
         if stage.key != old["key"] != digest(facts) and not redacted:
-            raise ValueError("its key is not that of its settings and inputs")
+            raise ValueError("its key does not match its settings and inputs")
         changed = changes(old["settings"], stage.facts["settings"])
         reasons = [f"{key} {before} -> {after}" for key, before, after in changed]
         reasons += [f"input {key} changed" for key, _, _ in changes(old["inputs"], stage.facts["inputs"])]
@@ -232,12 +235,12 @@ def why(stage: Stage) -> str:
         ) from error
     if old["key"] == stage.key:
         refuse_damage(stage.path, contents=False, spare=gone)
-        return f"{gone[0]} is gone" if gone else ""
+        return f"{gone[0]} is missing" if gone else ""
     return ", ".join(reasons) or "its key changed"
 
 
 def changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Name, old and new value of what differs."""
+    """Yield the name, old value and new value of each difference."""
     for key in [*new, *(key for key in old if key not in new)]:
         before, after = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):

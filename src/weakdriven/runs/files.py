@@ -1,4 +1,4 @@
-"""Plain files: written whole or not at all, read back with care, hashed, synced to disk."""
+"""Plain files: written atomically, read with checks, hashed, synced to disk."""
 
 import hashlib
 import json
@@ -15,21 +15,21 @@ from weakdriven.errors import UserError
 
 T = TypeVar("T")
 PART = ".part"
-"""Ending of a file's name until the file is complete."""
+"""Suffix of a file's name until the file is complete."""
 SEAL = "crc32"
-"""Last field of a sealed line: the checksum of the line without it."""
+"""Last field of a sealed line: a checksum of the rest of the line."""
 LARGE = 1 << 20
-"""Bytes from which on a file's hash is cached."""
+"""Minimum size in bytes from which a file's hash is cached."""
 _DIGESTS: dict[tuple[int, ...], str] = {}
 
 
 def digest(value: Any) -> str:
-    """Hash of anything JSON can hold."""
+    """Return a hash of any JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def file_digest(path: Path) -> str:
-    """Hash of a file's content. An unchanged large file is read once per process, under whatever name."""
+    """Return a hash of a file's content; for an unchanged large file, also under another name, it is cached."""
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         same = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
@@ -45,7 +45,7 @@ def file_digest(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file that we wrote."""
+    """Return the object in a JSON file that we wrote."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -53,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a file that a stage finished."""
+    """Return the rows of a finished stage's file."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)
@@ -70,9 +70,9 @@ def batches(rows: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def salvage_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Rows of a file whose writer may have been killed; the file is truncated at its first damaged line.
+    """Return the rows of a file whose writer may have been killed, and truncate the file at its first damaged line.
 
-    Later lines go too, because a caller may match rows by their place, as verdicts with samples.
+    Later lines are removed too, because callers may match rows of two files by position.
     """
     rows, good = [], 0
     if path.exists():
@@ -88,7 +88,7 @@ def salvage_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def _unsealed(line: bytes) -> dict[str, Any] | None:
-    """The row of a line, or None if the line is torn or was changed after it was sealed."""
+    """Return the row of a line, or None if the line is incomplete or was changed after it was sealed."""
     try:
         row = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:  # invalid UTF-8 too
@@ -115,10 +115,10 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def append_jsonl(path: Path, rows: Iterable[dict[str, Any]], *, sealed: bool = False) -> None:
-    """Add rows to a file.
+    """Append rows to a file.
 
     Args:
-        sealed: Give each a checksum, so that `salvage_jsonl` notices a changed byte.
+        sealed: Add a checksum to each row, so that `salvage_jsonl` notices a changed byte.
     """
     # half a surrogate pair becomes its JSON escape, a date in a Parquet row its text
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
@@ -126,7 +126,7 @@ def append_jsonl(path: Path, rows: Iterable[dict[str, Any]], *, sealed: bool = F
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a file of rows, whole or not at all."""
+    """Write a file of rows atomically."""
     part = path.with_name(path.name + PART)
     part.unlink(missing_ok=True)
     append_jsonl(part, rows)
@@ -135,7 +135,7 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
+    """Write a text file atomically."""
     part = path.with_name(path.name + PART)
     part.write_text(text, encoding="utf-8", errors="backslashreplace")
     sync(part)
@@ -143,12 +143,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write an object, whole or not at all."""
+    """Write an object as a JSON file atomically."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def sync_tree(folder: Path) -> None:
-    """Make sure that what was written survives a power cut."""
+    """Sync a file or folder to disk, so that it survives a power cut."""
     for path in [*folder.rglob("*"), folder]:
         sync(path)
 
@@ -162,7 +162,7 @@ def sync(path: Path) -> None:
 
 
 def link(source: str, target: str) -> None:
-    """Hard-link a file, or copy it where that is impossible; for shutil.copytree."""
+    """Hard-link a file, or copy it if that is impossible; for shutil.copytree."""
     try:
         os.link(os.path.realpath(source), target)
     except OSError:  # another disk, one without hard links, or a file of another user

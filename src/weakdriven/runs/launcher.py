@@ -1,6 +1,6 @@
-"""`weakdriven run RECIPE --launch CONFIG`: the same command in several processes, started by accelerate.
+"""`weakdriven run RECIPE --launch CONFIG`: run the same command in several processes, started by accelerate.
 
-CONFIG is a file that `accelerate launch --config_file` takes, or the name of one that comes with the package.
+CONFIG is a file for `accelerate launch --config_file`, or the name of a shipped one.
 """
 
 import os
@@ -20,21 +20,21 @@ from weakdriven.runs.signals import EXIT_CODE
 from weakdriven.runs.yaml import read_yaml, shipped
 
 OPTION, LAUNCHED = "--launch", "WEAKDRIVEN_LAUNCHED"
-"""The variable is set for the processes that we launch, which get the same command line and ignore the option."""
+"""LAUNCHED is an environment variable of launched processes; they get the same command line and ignore the option."""
 PASSED_ON = {
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGINT: signal.SIGINT,
     signal.SIGHUP: signal.SIGTERM,
     signal.SIGUSR1: signal.SIGTERM,
 }
-"""Schedulers send USR1 before a job's time is up, which for us means: save and end."""
+"""Maps signals that we receive to those that we send on; schedulers send USR1 to ask a job to save and exit."""
 SHUTDOWN_SECONDS = "600"
-"""How long torchrun waits, after a SIGTERM, before it kills processes that are still saving; its own default is 30."""
+"""Seconds that torchrun waits after a SIGTERM before it kills processes that are still saving; its default is 30."""
 shipped_configs = partial(shipped, "launch")
 
 
 def find_config(name: str) -> Path:
-    """The path of a file, or of a shipped configuration by its name."""
+    """Return the path of a configuration given by name or path."""
     shipped = shipped_configs()
     if name in shipped:
         return shipped[name]
@@ -44,7 +44,7 @@ def find_config(name: str) -> Path:
     near = get_close_matches(name, shipped, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise UserError(
-        f"{OPTION} {name} is neither a file nor a configuration of the package.{hint} There are: {', '.join(shipped)}."
+        f"{OPTION} {name} is neither a file nor a shipped configuration.{hint} Shipped: {', '.join(shipped)}."
     )
 
 
@@ -62,8 +62,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read as YAML ({error}); give a file of `accelerate config`.") from error
     if not isinstance(found, dict) or "distributed_type" not in found:
         raise UserError(
-            f"{path} is no configuration of accelerate: it has no distributed_type. Make one with `accelerate config`, "
-            f"or name one of {', '.join(shipped_configs())}."
+            f"{path} is not a configuration of accelerate: it has no distributed_type. Create one with "
+            f"`accelerate config`, or use one of {', '.join(shipped_configs())}."
         )
     processes = found.get("num_processes", 1)
     if not isinstance(processes, int) or processes < 1:
@@ -72,7 +72,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def launch_command(config: Path, arguments: Sequence[str]) -> list[str]:
-    """The launcher's command as a list, because no shell reads it."""
+    """Return the command that starts accelerate, as a list of arguments."""
     machine = ["--machine_rank", rank] if (rank := os.environ.get("WEAKDRIVEN_MACHINE_RANK")) else []
     address = ["--main_process_ip", ip] if (ip := os.environ.get("WEAKDRIVEN_MAIN_IP")) else []
     start = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), *machine, *address]
@@ -80,12 +80,12 @@ def launch_command(config: Path, arguments: Sequence[str]) -> list[str]:
 
 
 def launch(name: str, arguments: Sequence[str]) -> int:
-    """Start `weakdriven` with these arguments under a configuration; returns the launcher's exit code.
+    """Start `weakdriven` with these arguments under a configuration; return the launcher's exit code.
 
-    With a single process it replaces the current one, so that a signal to it reaches the training.
+    A single process replaces the current one, so that signals reach the training directly.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(f"{OPTION} is given, and a launcher has already started this process; leave one of them out.")
+        raise UserError(f"{OPTION} is given, but a launcher has already started this process; remove one of them.")
     path = find_config(name)
     config = read_config(path)
     if config["distributed_type"] == "DEEPSPEED":
@@ -102,7 +102,10 @@ def launch(name: str, arguments: Sequence[str]) -> int:
 
 
 def refuse_missing_gpus(name: str, config: dict[str, Any]) -> None:
-    """Each process of a configuration with `gpu_ids` takes a GPU; a single process may also run on the CPU."""
+    """Raise an error if a configuration with `gpu_ids`, which has a GPU per process, needs more GPUs than there are.
+
+    A single process may also run on the CPU.
+    """
     processes = config.get("num_processes", 1) // config.get("num_machines", 1)
     if processes < 2 or "gpu_ids" not in config or config.get("use_cpu"):
         return
@@ -110,14 +113,14 @@ def refuse_missing_gpus(name: str, config: dict[str, Any]) -> None:
 
     if (found := torch.cuda.device_count()) < processes:
         raise UserError(
-            f"{OPTION} {name} starts {processes} processes with a GPU each, and this machine has {found}. Use a "
+            f"{OPTION} {name} starts {processes} processes with a GPU each, but this machine has {found}. Use a "
             "configuration with fewer processes; fsdp2-cpu-2 runs without a GPU."
         )
 
 
 def supervised(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run a command in its own session and pass on the signals that this process receives; returns its exit code."""
-    # handlers come first, so that a signal during the start is passed on too
+    """Run a command in its own session, pass on the signals that this process receives, and return its exit code."""
+    # set the handlers first, so that a signal during the start is passed on too
     waiting, stopped = list[int](), False
     old = {number: signal.signal(number, lambda got, _: waiting.append(got)) for number in PASSED_ON}
     try:
@@ -134,6 +137,6 @@ def supervised(command: Sequence[str], environment: dict[str, str]) -> int:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-    if code and stopped:  # torchrun exits with a traceback and 1, whatever its processes returned
+    if code and stopped:  # torchrun exits with a traceback and 1, whatever its processes return
         return EXIT_CODE
     return code if code >= 0 else 128 - code

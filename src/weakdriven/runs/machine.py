@@ -1,4 +1,4 @@
-"""The machine a run is on: hardware, library versions, cores, and the peak memory of a stage."""
+"""The machine of a run: hardware, library versions, cores, and the peak memory of a stage."""
 
 import os
 import platform
@@ -12,11 +12,11 @@ from pathlib import Path
 LIBRARIES = ("weakdriven", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "math-verify")
 LIBRARIES += ("torchao", "liger-kernel", "bitsandbytes")  # their absence is worth recording too
 CORES = "WEAKDRIVEN_CORES"
-"""Set for each of several runs in parallel: its share of the cores."""
+"""Environment variable with a run's share of the cores, set for runs in parallel."""
 
 
 def reset_peak_memory() -> None:
-    """Reset the peak for this stage where the kernel allows it (Linux)."""
+    """Reset the peak for this stage, if the kernel allows it (Linux)."""
     with suppress(OSError):  # otherwise the peak is the whole process's, an upper bound
         Path("/proc/self/clear_refs").write_text("5")
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
@@ -24,7 +24,7 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> int:
-    """Peak bytes of this stage: device memory on CUDA, resident memory otherwise."""
+    """Return the peak bytes of this stage: device memory on CUDA, else resident memory."""
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     try:
@@ -47,12 +47,12 @@ def _version(library: str) -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use: fewer than the machine has if it is pinned or several runs share them."""
+    """Return the number of cores that this process may use: fewer than all if it is pinned or shares them with runs."""
     return min(len(os.sched_getaffinity(0)), int(os.environ.get(CORES, sys.maxsize)))
 
 
 def hardware() -> str:
-    """The GPUs, or the architecture and cores of the CPU."""
+    """Describe the GPUs, or the architecture and cores of the CPU."""
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     return f"{platform.machine()} CPU, {os.cpu_count()} cores"

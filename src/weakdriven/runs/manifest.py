@@ -1,8 +1,8 @@
-"""Whether a finished folder still holds what was put there: its manifest lists the size and SHA-256 of each file.
+"""Manifests: the size and SHA-256 of each file of a finished stage, and checks that the files still match them.
 
-Sizes are compared whenever a run is planned, contents before this process first reads a stage that an earlier one
-finished, and by `verify`. We never repair or recompute a damaged file on our own: it may be the last copy of days of
-work.
+Sizes are compared whenever a run is planned. Contents are compared by `verify`, and before this process first reads a
+stage that an earlier process finished. Damaged files are never repaired or recomputed without being asked, because they
+may be the last copy of days of work.
 """
 
 import json
@@ -16,24 +16,24 @@ from weakdriven.runs.files import file_digest, read_json, write_json
 
 MANIFEST, FILES = "manifest.json", "files"
 CARD = "README.md"
-"""We rewrite it and a user may edit it, so it is never checked."""
+"""The model card. We rewrite it and users may edit it, so it is never checked."""
 
 Inventory = dict[str, dict[str, Any]]
-"""Path of each file inside the folder to its `bytes` and `sha256` (the first 32 digits)."""
+"""Maps the path of each file in a folder to its `bytes` and `sha256` (the first 32 digits)."""
 
 
 def inventory(folder: Path) -> Inventory:
-    """The files of a folder, except its manifest and model card."""
+    """Return the inventory of a folder, without its manifest and model card."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     names = {path.relative_to(folder).as_posix(): path for path in files if path.name not in (MANIFEST, CARD)}
     return {name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for name, path in names.items()}
 
 
 def damage(folder: Path, files: Inventory, *, contents: bool, spare: Sequence[str] = ()) -> str | None:
-    """A sentence about the first file that has changed, or None; added files are no damage.
+    """Return a sentence about the first file that has changed, or None; added files do not count.
 
     Args:
-        contents: Read and hash every file; otherwise only sizes are compared.
+        contents: Read and hash every file instead of comparing sizes only.
         spare: Folders that may be missing.
     """
     for name, fact in files.items():
@@ -43,16 +43,16 @@ def damage(folder: Path, files: Inventory, *, contents: bool, spare: Sequence[st
         try:
             size = path.stat().st_size
             if size != fact["bytes"]:
-                return f"{path} has {size:,} bytes and had {fact['bytes']:,} when it was finished"
+                return f"{path} has {size:,} bytes, but had {fact['bytes']:,} when it was finished"
             if contents and file_digest(path) != fact["sha256"]:
-                return f"{path} has other content than when it was finished ({size:,} bytes, another SHA-256)"
+                return f"{path} has different content than when it was finished ({size:,} bytes, another SHA-256)"
         except OSError as error:
-            return f"{path} cannot be read ({error.strerror}), and had {fact['bytes']:,} bytes when it was finished"
+            return f"{path} cannot be read ({error.strerror}); it had {fact['bytes']:,} bytes when it was finished"
     return None
 
 
 def files_of(folder: Path) -> Inventory:
-    """The inventory of a finished stage; empty for a stage from before there were inventories."""
+    """Return the inventory of a finished stage; empty for stages of versions without inventories."""
     if not (folder / MANIFEST).is_file():
         return {}
     manifest: Any = read_json(folder / MANIFEST)
@@ -63,7 +63,8 @@ def files_of(folder: Path) -> Inventory:
 
 
 def key_and_files(manifest: bytes) -> tuple[str | None, Inventory | None]:
-    """Key and inventory in a manifest from outside; (None, None) if it is invalid or names files outside its folder."""
+    """Parse an untrusted manifest; return its key and inventory, or (None, None) if it is invalid or names files
+    outside its folder."""
     try:
         found = json.loads(manifest)
         key, files = found["key"], found[FILES]
@@ -81,7 +82,7 @@ def _is_inventory(files: Any) -> bool:
 
 
 def is_stage(folder: Path) -> bool:
-    """Whether the folder has a manifest of ours; other programs use that name too."""
+    """Return whether the folder has a manifest of ours; other programs also write files of that name."""
     try:
         manifest: Any = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -92,28 +93,28 @@ def is_stage(folder: Path) -> bool:
 def refuse_damage(
     folder: Path, files: Inventory | None = None, *, contents: bool = True, spare: Sequence[str] = ()
 ) -> None:
-    """Raise an error if files of a finished stage (unset: all) have changed, before anything is made from them."""
+    """Raise an error if files of a finished stage (default: all) have changed; call it before using them."""
     if found := damage(folder, files_of(folder) if files is None else files, contents=contents, spare=spare):
         raise UserError(f"{found}. {remedy(folder)}")
 
 
 def refuse_damaged_model(folder: Path) -> None:
-    """The same for a model that is a finished stage or a snapshot in one; other models have no inventory."""
+    """Do the same for a model that is a finished stage or a snapshot in one; other models have no inventory."""
     if stage := next((place for place in (folder, *folder.parents[:2]) if is_stage(place)), None):
         inside = folder.relative_to(stage)
         refuse_damage(stage, {name: fact for name, fact in files_of(stage).items() if Path(name).parent == inside})
 
 
 def remedy(folder: Path) -> str:
-    return f"Restore the file from a copy, or delete the folder {folder} to have it computed again."
+    return f"Restore the file from a copy, or delete the folder {folder} to have it recomputed."
 
 
 @contextmanager
 def rewriting(folder: Path, *names: str) -> Iterator[dict[str, Any]]:
-    """Rewrite some files of a finished stage inside this block; yields its manifest, which may be changed too.
+    """Allow some files of a finished stage to be rewritten in this block; yield its manifest, which may be changed too.
 
-    After a kill inside the block these files have no entry, so they do not count as damaged. A folder without a
-    manifest is no stage and needs no care.
+    Inside the block these files have no entry, so they do not count as damaged after a kill. Nothing is done for a
+    folder without a manifest, because it is not a stage.
     """
     if not (folder / MANIFEST).is_file():
         yield {}

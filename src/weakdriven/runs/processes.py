@@ -1,6 +1,6 @@
-"""The processes that a launcher started on one run: which one writes, who computes what, and how they synchronise.
+"""Several processes on one run: which is the main process, how they share work, and how they synchronize.
 
-Without a launcher there is one process, and every function here does nothing or does the work itself.
+Without a launcher there is one process; then the functions here do nothing, or do the work directly.
 """
 
 import math
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class OtherProcessFailed(UserError):
-    """The message of an error in another process of this run, which prints it."""
+    """An error of another process of this run, which prints it."""
 
 
 PATIENCE = timedelta(days=1)
-"""How long one process waits for another: the main process may tokenise for hours while the others wait."""
+"""How long a process waits for others: the main process may tokenize for hours meanwhile."""
 
 
 def join_processes() -> None:
@@ -30,22 +30,22 @@ def join_processes() -> None:
     import torch
     from accelerate import PartialState
 
-    # on a CPU accelerate sees a single process without cpu=True
+    # without cpu=True, accelerate sees only one process on a CPU
     PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
 def launched() -> int:
-    """Number of processes according to the launcher, known before they have joined."""
+    """Return the number of processes according to the launcher; works before they have joined."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    """Which of the launched processes this one is, known before any of them has met another."""
+    """Return the rank of this process according to the launcher; works before processes have joined."""
     return int(os.environ.get("RANK", "0"))
 
 
 def size() -> int:
-    """Number of processes that have joined (`join_processes`); before that, and without a launcher, 1."""
+    """Return the number of processes that have joined (`join_processes`); 1 before that and without a launcher."""
     return group.get_world_size() if (group := process_group()) else 1
 
 
@@ -54,13 +54,13 @@ def index() -> int:
 
 
 def process_group() -> Any:
-    """`torch.distributed` if processes have joined, else None; a command that needs no torch does not load it."""
+    """Return `torch.distributed` if processes have joined, else None; this does not import torch."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist and dist.is_available() and dist.is_initialized() else None
 
 
 def is_main() -> bool:
-    """Whether this is the main process, which writes files and prints."""
+    """Return whether this is the main process, which writes files and prints."""
     return index() == 0
 
 
@@ -74,7 +74,7 @@ def agree(value: T) -> T:
 
 
 def gathered(values: Sequence[T]) -> list[T]:
-    """Wait for all processes and return the values of all, in the order of their ranks."""
+    """Wait for all processes and return the values of all of them, in the order of their ranks."""
     if size() == 1:
         return list(values)
     from accelerate.utils import gather_object
@@ -83,12 +83,12 @@ def gathered(values: Sequence[T]) -> list[T]:
 
 
 def share(values: Sequence[T]) -> list[T]:
-    """This process's part of a list that all have: every n-th value, so that long and short ones are mixed."""
+    """Return this process's part of a list that all have: every n-th value, so that each gets long and short ones."""
     return list(values[index() :: size()])
 
 
 def merged(shares: Sequence[T]) -> list[T]:
-    """The inverse of `share`: each process passes its part, and each gets the whole list.
+    """Invert `share`: each process passes its part and gets the whole list.
 
     >>> merged(["a", "b"])
     ['a', 'b']
@@ -99,23 +99,23 @@ def merged(shares: Sequence[T]) -> list[T]:
 
 
 def on_main(work: Callable[[], T]) -> T | None:
-    """Do `work` on the main process alone and return its result there; if it fails, all processes raise its message."""
+    """Do `work` only on the main process and return its result there; if it fails, all processes raise an error."""
     return ended_together(work if is_main() else lambda: None, agree)
 
 
 def ended_together(work: Callable[[], T], agree: Callable[[Any], Any]) -> T:
-    """Do `work`, and if the main process fails at it, raise its message in all of them.
+    """Do `work` in every process; if the main process fails, raise its error in all of them.
 
     Args:
-        work: On the other processes, what they do meanwhile.
-        agree: Gives every process the main process's value.
+        work: May differ between the main process and the others.
+        agree: Returns the main process's value in every process.
     """
     try:
         result = work()
     except OtherProcessFailed:
         raise
     except (Exception, Stopped) as error:
-        if not getattr(error, "reported", False):  # only once, however many such calls it passes on its way up
+        if not getattr(error, "reported", False):  # calls may be nested: the innermost one reports the error
             error.reported = True  # pyright: ignore
             stop = isinstance(error, Stopped)
             agree(error if stop else explain(error) or f"The main process failed: {error!r}.")
@@ -130,7 +130,7 @@ def ended_together(work: Callable[[], T], agree: Callable[[Any], Any]) -> T:
 
 @contextmanager
 def failing_together() -> Iterator[None]:
-    """A UserError that any process raises inside this block ends all of them; the first such process reports it."""
+    """End all processes if any of them raises a UserError in this block; the one with the lowest rank reports it."""
     failure = None
     try:
         yield
@@ -142,7 +142,7 @@ def failing_together() -> Iterator[None]:
 
 
 def divide(batch_size: int, micro_batch_size: int, processes: int) -> tuple[int, int]:
-    """Rows per micro-batch in each process, and micro-batches per step; a step sees `batch_size` rows in total.
+    """Return the micro-batch size of each process and the micro-batches per step, for `batch_size` rows in total.
 
     >>> divide(16, 16, 1), divide(16, 16, 2), divide(48, 8, 4)
     ((16, 1), (8, 1), (4, 3))
@@ -152,22 +152,22 @@ def divide(batch_size: int, micro_batch_size: int, processes: int) -> tuple[int,
 
 
 def refuse_uneven(batches: dict[str, int], processes: int) -> None:
-    """Each step's rows must be divisible by the number of processes, so that each has the same share of the mean.
+    """Raise an error unless batch sizes are divisible by the number of processes, so that all weigh the same in a mean.
 
     Args:
-        batches: Name, such as that of a setting, to its number of rows.
+        batches: Maps names for the message, such as settings, to batch sizes.
     """
     common = math.gcd(*batches.values())
     fitting = ", ".join(str(count) for count in range(1, common + 1) if common % count == 0)
     for name, rows in batches.items():
         if rows % processes:
             raise UserError(
-                f"{name} is {rows}, which {processes} processes cannot share evenly; start {fitting} "
-                f"process{'es' if common > 1 else ''}, or choose a batch_size that they divide."
+                f"{name} is {rows}, which is not divisible by {processes} processes; start {fitting} "
+                f"process{'es' if common > 1 else ''}, or choose a divisible batch_size."
             )
 
 
 def leave() -> None:
-    """Leave the process group, or the exit may abort: https://github.com/pytorch/pytorch/issues/190489."""
+    """Destroy the process group; else the exit may abort (https://github.com/pytorch/pytorch/issues/190489)."""
     if group := process_group():
         group.destroy_process_group()

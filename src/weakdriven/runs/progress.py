@@ -1,4 +1,4 @@
-"""What a run prints while it goes on: a line for each stage, and on a terminal a progress bar."""
+"""Progress displays: a line for each stage, and on a terminal a progress bar."""
 
 import time
 
@@ -22,7 +22,7 @@ def _facts(facts: dict[str, float]) -> str:
 
 
 class Pace:
-    """Work per second since the first report, so that what an earlier try did does not count as speed."""
+    """Work per second since the first report, without the work of an earlier attempt."""
 
     def __init__(self):
         self.first: tuple[int, float] | None = None
@@ -34,7 +34,7 @@ class Pace:
 
 
 class PlainProgress(Progress):
-    """One line when a stage starts, ends or is skipped, and one every ten seconds in between."""
+    """Prints a line when a stage starts, ends or is skipped, and every ten seconds in between."""
 
     def __init__(self, console: Console, every_seconds: float = 10.0):
         self.console, self.every = console, every_seconds
@@ -56,7 +56,7 @@ class PlainProgress(Progress):
 
     def skip(self, stage: str) -> None:
         self.place += 1
-        self._print(f"[{self.place}/{self.count}] {stage}: done before")
+        self._print(f"[{self.place}/{self.count}] {stage}: already done")
 
     def note(self, text: str) -> None:
         self._print(f"    {text}")
@@ -74,7 +74,7 @@ class PlainProgress(Progress):
 
 
 class TerminalProgress(PlainProgress):
-    """The same lines, and under them a bar with rate, time left, loss and learning rate."""
+    """Prints the same lines, with a bar below them: rate, time left, loss and learning rate."""
 
     def __init__(self, console: Console):
         super().__init__(console)

@@ -1,9 +1,8 @@
-"""Redaction: replaces tokens, passwords in addresses and keys of the environment in what this process prints and logs.
+"""Redact secrets in what this process prints and logs: tokens, passwords in URLs, keys from the environment.
 
-A secret is recognised by its form (hf_..., sk-..., AKIA...), by its place (user:password@, Authorization, ?token=), or
-as the value of an environment variable with a name like HF_TOKEN. Its prefix stays, so that a reader can tell which
-secret was used: `hf_…`. Files are not redacted; SECURITY.md lists the few places that keep secrets out of them.
-"""
+A secret is recognized by its form (hf_..., sk-..., AKIA...), by its context (user:password@, Authorization, ?token=),
+or as the value of an environment variable with a name like HF_TOKEN. Its prefix is kept, so that a reader sees which
+secret was used: `hf_…`. Files are not redacted; SECURITY.md lists the few places that keep secrets out of them."""
 
 import logging
 import math
@@ -27,13 +26,13 @@ FORMS = [
     r"(?i)([?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|sig|signature|"
     r"(?:access_|auth_|hf_)?token|api_?key|client_secret|secret|passw(?:or)?d)=)[^&\s\\\"'<>#()]+",
 ]
-"""What a secret looks like; the first group stays."""
+"""Patterns of secrets; the first group is kept."""
 NAMED = re.compile(r"(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$")
 SHORTEST, LONG = 8, 20
 
 
 def redact(text: str) -> str:
-    """The text with each secret replaced by its kind.
+    """Replace each secret in a text by its prefix.
 
     >>> redact("401 for hf_" + "aB3" * 11 + " at https://me:pass@host/x?token=abc&y=1")
     '401 for hf_… at https://…@host/x?token=…&y=1'
@@ -52,7 +51,7 @@ def holds_secret(text: str) -> bool:
 
 
 def without_login(address: str) -> str:
-    """An address without its password and query, for names, notes and files.
+    """Return a URL without its password and query, for names, notes and files.
 
     >>> without_login("s3://me:pass@bucket/run/?token=abc")
     's3://bucket/run/'
@@ -61,13 +60,13 @@ def without_login(address: str) -> str:
 
 
 def environment_secrets() -> dict[str, str]:
-    """Environment variables that hold a secret; the longest values first, since one may contain another."""
+    """Return the environment variables that hold a secret; the longest values first, since one may contain another."""
     found = {name: value for name, value in os.environ.items() if NAMED.search(name.upper()) and is_random(value)}
     return dict(sorted(found.items(), key=lambda entry: -len(entry[1])))
 
 
 def is_random(value: str) -> bool:
-    """Whether a value looks generated: redacting a word like `production` everywhere would garble every line.
+    """Return whether a value looks generated; redacting words such as `production` would garble the output.
 
     >>> is_random("s3cr3t-Pa55"), is_random("0123456789abcdef0123456789abcdef01234567")
     (True, True)
@@ -84,7 +83,7 @@ def is_random(value: str) -> bool:
 
 
 class RedactingStream:
-    """A text stream that redacts what is written to it and passes everything else on."""
+    """A text stream that redacts what is written to it."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -100,7 +99,7 @@ class RedactingStream:
 
 
 def redact_output() -> None:
-    """From here on redact what this process prints to stdout and stderr, and every log record."""
+    """Redact everything that this process prints to stdout and stderr from now on, and every log record."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, RedactingStream):

@@ -1,7 +1,7 @@
-"""Finished stages that another setting replaces: an error unless the user asks for it, and kept until the run is done.
+"""Replace finished stages whose settings changed: an error unless the user asks for it with --replace.
 
-`put_in_place` moves an older result to `.replaced/` in the run directory. A stage that is asked for again under its old
-key is taken back from there.
+`put_in_place` moves an older result to `.replaced/` in the run directory, where it stays until the run is finished. If
+its old settings return, it is taken back from there.
 """
 
 import json
@@ -26,17 +26,17 @@ class Loss:
     """A finished stage that would be replaced."""
 
     place: str
-    """Its folder, or its address."""
+    """Its folder or URL."""
     reason: str
     seconds: float
-    """What it took to compute."""
+    """Time that it took to compute."""
 
 
 class WouldReplace(UserError):
-    """Finished stages would be replaced, which has to be asked for.
+    """Finished stages would be replaced, which needs --replace.
 
     Args:
-        elsewhere: Options with which the same command leaves them alone.
+        elsewhere: Options with which the same command keeps them.
     """
 
     def __init__(self, losses: Sequence[Loss], elsewhere: Sequence[str] = ()):
@@ -46,7 +46,7 @@ class WouldReplace(UserError):
         listed = "".join(f"  {loss.place} ({duration(loss.seconds)}): {loss.reason}\n" for loss in losses)
         keep = f", or {shlex.join(elsewhere)} to keep them" if elsewhere else ""
         super().__init__(
-            f"{many} would be replaced, which took {total} to compute:\n{listed}"
+            f"{many} would be replaced (computed in {total}):\n{listed}"
             f"Nothing has been changed. Add --replace to replace them{keep}."
         )
 
@@ -54,7 +54,7 @@ class WouldReplace(UserError):
         return WouldReplace, (self.losses, self.elsewhere)
 
     def commands(self, words: Sequence[str]) -> str:
-        """The command that was given, as it replaces them and as it keeps them."""
+        """Return the given command in two versions: one that replaces the stages, and one that keeps them."""
         lines = f"replace:  {shlex.join(['weakdriven', *words, '--replace'])}"
         if self.elsewhere:
             lines += f"\nkeep:     {shlex.join(['weakdriven', *without_output(words), *self.elsewhere])}"
@@ -72,13 +72,13 @@ def without_output(words: Sequence[str]) -> list[str]:
 
 
 def losses(root: Path, planned: Iterable[Planned]) -> list[Loss]:
-    """Planned stages whose folder holds a finished result of another key, which would be lost.
+    """Return the planned stages whose finished results, which have other keys, would be lost.
 
-    None if these are tokenised rows alone, as after a run that stopped at the check of memory and disk.
+    Tokenized data alone does not count; a run that stopped at the check of memory and disk has nothing else.
     """
     found = list[Loss]()
     for entry in planned:
-        back = entry.taken == root / REPLACED / entry.name  # then the two results change places
+        back = entry.taken == root / REPLACED / entry.name  # the two results are swapped, so none is lost
         if entry.reason and not back:
             path = root / entry.name / MANIFEST
             found += loss(str(path.parent), entry, path.read_bytes() if path.is_file() else None)
@@ -86,18 +86,18 @@ def losses(root: Path, planned: Iterable[Planned]) -> list[Loss]:
 
 
 def loss(place: str, entry: Planned, manifest: bytes | None) -> list[Loss]:
-    """What would be lost at a place with this manifest: at most one stage."""
+    """Return the finished stage with this manifest as a list of one loss, or [] if nothing would be lost."""
     try:
         old = json.loads(manifest or b"{}")
         if old.get("key") in (None, entry.key):
             return []
         return [Loss(place, entry.reason, float(old.get("wall_seconds") or 0.0))]
-    except (ValueError, AttributeError, TypeError):  # a damaged manifest is an error of its own
+    except (ValueError, AttributeError, TypeError):  # a damaged manifest is reported elsewhere
         return []
 
 
 def other_output(root: Path) -> tuple[str, str]:
-    """The option with a run directory that is not there yet.
+    """Return an --output option with a run directory that does not exist yet.
 
     >>> other_output(Path("runs/demo"))
     ('--output', 'runs/demo-2')
@@ -109,10 +109,10 @@ def other_output(root: Path) -> tuple[str, str]:
 
 
 def drop_replaced(root: Path, progress: Progress, *, asked: bool) -> None:
-    """Remove what was replaced, once all that replaces it is finished; if that was not asked for, only report it."""
+    """Remove replaced stages at the end of a run; without --replace, keep them and print a note."""
     shutil.rmtree(root / REPLACED / DATA if not asked else root / REPLACED, ignore_errors=True)
     if size := held(root / REPLACED):
-        progress.note(f"{root / REPLACED} holds {gib(size)} of replaced results; delete it when you need none of them")
+        progress.note(f"{root / REPLACED} contains {gib(size)} of replaced results; delete it if you do not need them")
 
 
 def duration(seconds: float) -> str:

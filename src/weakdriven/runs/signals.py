@@ -1,8 +1,8 @@
-"""SIGTERM and SIGUSR1, which schedulers send before a job's time is up: stop at the next safe place, with all saved.
+"""Handle SIGTERM and SIGUSR1, which schedulers send before they kill a job: save, and stop at the next safe place.
 
 The first signal is only recorded. Training checks for it after each optimizer step and saves a checkpoint; everything
-else checks whenever it reports progress, which is after each batch, and between stages. A later signal ends the process
-at once; one within a few seconds is the same request, which a launcher and a scheduler may both pass on.
+else checks between stages and when it reports progress, which is after each batch. A later signal ends the process at
+once, unless it comes within a few seconds: then the launcher and the scheduler may have passed on the same request.
 
 Ctrl-C (SIGINT) is recorded in the same way while a model is trained, and ends everything else at once.
 """
@@ -18,26 +18,26 @@ from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 EXIT_CODE, INTERRUPTED = 143, 130
-"""128 + SIGTERM or SIGINT, as a shell reports it; a scheduler sees that the job ended on its signal."""
+"""128 + SIGTERM or SIGINT, as in a shell, so that a scheduler sees that its signal ended the job."""
 MOMENT = 10.0
-"""Seconds within which further signals are the same request."""
+"""Seconds within which further signals count as the same request."""
 TWICE = 1.0
-"""The same for Ctrl-C, which a terminal and a launcher may both pass on, but a person repeats."""
+"""The same for Ctrl-C: shorter, because a person may press it again on purpose."""
 SAVING = b"\nStopping after this step, with a checkpoint. Ctrl-C again stops at once.\n"
 
 _received: list[int] = []
 _saving = threading.Event()
-"""Set while a model is trained, which saves a checkpoint when a signal has come."""
+"""Set while a model is trained, because training saves a checkpoint when it is stopped."""
 
 
 class Stopped(BaseException):
-    """The run ends on a signal; like KeyboardInterrupt it is no error that code may catch and ignore."""
+    """A signal stopped the run; like KeyboardInterrupt, this is not caught by `except Exception`."""
 
     def __init__(self, name: str, step: int | None = None):
         super().__init__(name)
         self.name, self.step = name, step
         self.stage, self.then = "", ""
-        """The stage that was stopped, and how it goes on, such as "resumes from step 30 of 150"."""
+        """The stage that was stopped, and how it continues, such as "resumes from step 30 of 150"."""
 
     def __str__(self) -> str:
         name = "Ctrl-C" if self.interrupted else self.name
@@ -55,7 +55,7 @@ class Stopped(BaseException):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Record these signals inside the block; outside the main thread, which alone handles signals, do nothing."""
+    """Record these signals inside the block; do nothing outside the main thread, which handles all signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -81,12 +81,12 @@ def stoppable() -> Iterator[None]:
         interrupted = time.monotonic()
         _received.append(number)
         if multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0":
-            os.write(2, SAVING)  # print may be at work, and is not reentrant
+            os.write(2, SAVING)  # a print may be in progress, and print is not reentrant
 
     _received.clear()
     for number in SIGNALS:
         signal.signal(number, record)
-    if before[signal.SIGINT] is not signal.SIG_IGN:  # as in the background of a script
+    if before[signal.SIGINT] is not signal.SIG_IGN:  # it is ignored in background jobs of a script
         signal.signal(signal.SIGINT, interrupt)
     try:
         yield
@@ -98,7 +98,7 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def saves_when_stopped(saves: bool) -> Iterator[None]:
-    """Inside the block Ctrl-C too is only recorded, if what runs there then saves and ends."""
+    """Also only record Ctrl-C inside the block, if the code there saves and stops on a signal (`saves`)."""
     if saves:
         _saving.set()
     try:
@@ -108,11 +108,11 @@ def saves_when_stopped(saves: bool) -> Iterator[None]:
 
 
 def stop_requested() -> str | None:
-    """Name of the signal that came, or None."""
+    """Return the name of the first signal received, or None."""
     return signal.Signals(_received[0]).name if _received else None
 
 
 def stop_here() -> None:
-    """Stop here if a signal has come: everything finished so far is on disk."""
+    """Raise `Stopped` if a signal was received; call it where everything finished is on disk."""
     if name := stop_requested():
         raise Stopped(name)

@@ -1,4 +1,4 @@
-"""A stage: one step of a run, which knows its name, what decides its result, how it is computed and what it costs."""
+"""A stage: one step of a run with its name, settings, inputs, computation and workload."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +10,11 @@ from typing import Any
 from weakdriven.runs.files import digest
 
 NOT_RUN = "not run yet"
-"""Why a stage runs that has no result."""
+"""The reason for running a stage that has no result yet."""
 
 Compute = Callable[[Path, Path], dict[str, Any]]
-"""Takes a work folder that survives kills and an empty output folder; returns the counters for the manifest."""
+"""Computes a stage, given a work folder that survives kills and an empty output folder; returns the counters for the
+manifest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +22,7 @@ class Stage:
     """One step of a run. Listing, planning, rehearsing and running all use this object.
 
     The key hashes the settings and the keys of the inputs, so it is known before anything runs. It is computed when it
-    is first needed: a plan lists stages whose data and weights are on another machine.
+    is first needed, because a plan lists stages even if their data and weights are on another machine.
     """
 
     name: str
@@ -29,20 +30,20 @@ class Stage:
     """The run directory."""
     compute: Compute
     settings: dict[str, Any] | Callable[[], dict[str, Any]] = field(default_factory=dict)
-    """What decides the result; part of the key."""
+    """Settings that change the result; part of the key."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    """Everything that is read, by name: a stage or a model, or its key, or a function that returns its key."""
+    """Everything that the stage reads, by name: a stage or a model, its key, or a function that returns its key."""
     execution: dict[str, Any] | Callable[[], dict[str, Any]] = field(default_factory=dict)
-    """Settings that change speed or memory and not the result, such as a micro-batch size."""
+    """Settings that change speed or memory but not the result, such as a micro-batch size; not part of the key."""
     shared: bool = False
     """Every process of the run computes a part; otherwise the main process works and the others wait."""
     holds: Sequence[str] = ()
-    """Files or folders that the result must still contain; if one is gone, the stage runs again."""
+    """Files or folders that the result must contain; if one is missing, the stage runs again."""
     resumes: Callable[[Path], str | None] = lambda work: "where it stopped"
-    """From where a try resumes, such as "from step 30 of 150", given the work folder that an earlier one left; None if
-    it starts again."""
+    """Returns where an attempt resumes, such as "from step 30 of 150", given the work folder of an earlier attempt;
+    None if it starts again."""
     workload: Any = None
-    """What a plan needs to know of its cost (`weakdriven.stages.workload`)."""
+    """What a plan needs to know to estimate the cost (`weakdriven.stages.workload`)."""
 
     @property
     def path(self) -> Path:
@@ -50,7 +51,7 @@ class Stage:
 
     @cached_property
     def facts(self) -> dict[str, dict[str, Any]]:
-        """Settings and keys of the inputs, as the manifest holds them."""
+        """Settings and keys of the inputs, as written into the manifest."""
         inputs = {name: called(getattr(one, "key", one)) for name, one in self.inputs.items()}
         return {"settings": json.loads(json.dumps(called(self.settings))), "inputs": inputs}
 
@@ -61,18 +62,18 @@ class Stage:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a dry run found out about one stage."""
+    """What a dry run found about one stage."""
 
     name: str
     key: str
     reason: str
-    """Why it has to run; empty when it is finished."""
+    """Why it must run; empty if it is finished."""
     inputs: dict[str, str] = field(default_factory=dict, compare=False)
-    """Name and key of what it reads."""
+    """Maps the names of its inputs to their keys."""
     taken: Path | None = None
-    """The folder of another run's identical stage, which is reused."""
+    """Folder of an identical stage of another run, which will be reused."""
 
 
 def called(value: Any) -> Any:
-    """The value, or what it returns if it is a function."""
+    """Return the value, or call it if it is a function."""
     return value() if callable(value) else value

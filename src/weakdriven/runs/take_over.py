@@ -1,4 +1,4 @@
-"""Reuse of finished stages of other runs by hard links; no two runs compute the same stage at once."""
+"""Reuse finished stages of other runs by hard links; two runs in parallel never compute the same stage."""
 
 import os
 import shutil
@@ -16,14 +16,14 @@ from weakdriven.runs.stage import Stage
 
 @dataclass(frozen=True)
 class Siblings:
-    """Other runs whose finished stages are reused under the same key."""
+    """Other runs whose finished stages are reused if their keys are equal."""
 
     runs: Sequence[Path] = ()
     locks: Path | None = None
-    """Folder of locks by key: of several runs at once that need the same stage, one computes it and the others wait."""
+    """Folder of locks by key: if parallel runs need the same stage, one computes it and the others wait."""
 
     def find(self, stage: Stage) -> Path | None:
-        """The run that has finished this stage, unless this one has; first what was replaced in this one."""
+        """Return the run that has finished this stage, if this run has not; its own replaced stages come first."""
         if is_finished(stage.path, stage):
             return None
         for run in (stage.root / REPLACED, *self.runs):
@@ -34,12 +34,12 @@ class Siblings:
 
     @contextmanager
     def alone(self, stage: Stage, note: Callable[[str], None]) -> Iterator[None]:
-        """No other run with the same locks computes this stage meanwhile."""
+        """Lock this stage, so that no other run with the same locks computes it inside the block."""
         if self.locks is None:
             yield
             return
         self.locks.mkdir(parents=True, exist_ok=True)
-        waits = f"{stage.name}: another run is computing it; this one waits for it"
+        waits = f"{stage.name}: another run is computing it; waiting for the result"
         with locked(self.locks / stage.key, lambda: note(waits)):
             yield
 
@@ -49,7 +49,7 @@ def is_finished(folder: Path, stage: Stage) -> bool:
 
 
 def lost(folder: Path, stage: Stage) -> list[str]:
-    """What the finished stage must contain and no longer does."""
+    """Return the names that the finished stage must contain, but no longer does."""
     return [name for name in stage.holds if not (folder / name).exists()]
 
 
@@ -60,14 +60,14 @@ def reason_taken(sibling: Path, root: Path) -> str:
 
 
 def take_over(finished: Path, out: Path) -> None:
-    """Link the finished stage of another run, or a replaced one of this, into `out`; copy where the disk cannot link.
+    """Hard-link the finished stage of another run, or a replaced one of this run, into `out`; copy it if links fail.
 
-    Whoever changes a file of a finished stage replaces it, so the other run keeps its own.
+    Files of finished stages are only ever replaced, never changed in place, so the other run keeps its own.
     """
     if found := damage(finished, files_of(finished), contents=True):
-        raise UserError(f"{found}. {remedy(finished)} If it came by --take-from, leave that run out instead.")
+        raise UserError(f"{found}. {remedy(finished)} If it came from --take-from, you can also leave that run out.")
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(finished, out, copy_function=link, ignore=shutil.ignore_patterns(MANIFEST))
-    sync_tree(out)  # the manifest vouches for the rest, so it comes last
+    sync_tree(out)  # the manifest says that all files are complete, so it is written last
     taken = {} if REPLACED in finished.parts else {"taken_from": str(finished)}
     write_json(out / MANIFEST, read_json(finished / MANIFEST) | taken)

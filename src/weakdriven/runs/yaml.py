@@ -1,6 +1,6 @@
-"""YAML as recipes, launch configurations and model cards use it: PyYAML's safe loader, and nothing that JSON lacks.
+"""YAML for recipes, launch configurations and model cards: PyYAML's safe loader, restricted to values that JSON has.
 
-It also refuses a key given twice, and aliases that expand to far more than the text holds.
+Duplicate keys, and aliases that expand to far more than the text, are errors.
 """
 
 import json
@@ -15,25 +15,25 @@ from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode, ScalarNode
 
 LONGEST = 200_000
-"""Characters; the longest recipe that ships has a few thousand."""
+"""Maximum number of characters; the longest shipped recipe has a few thousand."""
 LARGEST = 5 * LONGEST
-"""Characters of the value as JSON, where every alias is written out."""
+"""Maximum number of characters of the value as JSON, where every alias is written out."""
 
 
 def shipped(kind: str) -> dict[str, Path]:
-    """Name to file of the `recipes`, `sweeps` or `launch` configurations in the package."""
+    """Map the names of the shipped `recipes`, `sweeps` or `launch` configurations to their files."""
     folder = Path(str(resources.files("weakdriven.config"))) / kind
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def read_yaml(path: Path) -> Any:
-    """The value in a YAML file; raises OSError, UnicodeDecodeError or yaml.YAMLError."""
+    """Read a YAML file; raises OSError, UnicodeDecodeError or yaml.YAMLError."""
     with path.open(encoding="utf-8") as file:
         return load_yaml(file.read(LONGEST + 1), str(path))
 
 
 def load_yaml(text: str, name: str = "the text") -> Any:
-    """The value of a YAML text; anything wrong with it is a yaml.YAMLError, which says where in `name` it is.
+    """Parse a YAML text; every error is a yaml.YAMLError that names the place in `name`.
 
     >>> load_yaml("a: [1, null]")
     {'a': [1, None]}
@@ -49,7 +49,7 @@ def load_yaml(text: str, name: str = "the text") -> Any:
 
 @lru_cache(maxsize=64)
 def _parsed(text: str, name: str) -> Any:
-    """The page and the cards of a run each read its recipe, and the runs of a sweep the same one."""
+    """Cached, because pages and cards read the same recipe several times."""
     if len(text) > LONGEST:
         raise yaml.YAMLError(f"the text has more than {LONGEST:,} characters")
     try:
@@ -64,19 +64,19 @@ def _parsed(text: str, name: str) -> Any:
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        # a value without a JSON form, and what the safe constructors do not guard against, such as `!!int x`
+        # values without a JSON form, and errors that PyYAML's constructors do not catch, such as that of `!!int x`
         raise yaml.YAMLError(f"a value does not fit its type ({error})") from error
     return value
 
 
 class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
-        """Checks the keys as written, because a key that `<<` merges in may be overridden."""
+        """Check the keys as written, before merging: a key from `<<` may be overridden."""
         node: Any = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, ScalarNode):
-                raise ConstructorError(None, None, "a key is no plain text or number", node.start_mark)
+                raise ConstructorError(None, None, "a key is not plain text or a number", node.start_mark)
             if key.value in seen:
                 raise ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
             seen.add(key.value)
@@ -94,5 +94,5 @@ class _Loader(yaml.SafeLoader):
         return text
 
 
-for kind in ("str", "timestamp"):  # a date stays text: no setting is one, and JSON has none
+for kind in ("str", "timestamp"):  # keep dates as text: no setting is a date, and JSON has none
     _Loader.add_constructor(f"tag:yaml.org,2002:{kind}", _Loader.construct_yaml_str)

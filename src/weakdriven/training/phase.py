@@ -68,7 +68,7 @@ class Phase:
         count = self.epoch_rows or count
         batch, length_N, packed = min(settings.batch_size, count), padded_lengths(rows), None
         if packing:
-            capacity = settings.micro_batch_size * int(length_N.max())
+            capacity = settings.micro_batch_size * recipe.data.max_length
             order, packed = packed_order(order, length_N, batch, processes=size(), capacity=capacity)
         else:
             order = alike_together(order, length_N, batch)

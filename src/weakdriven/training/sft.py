@@ -30,12 +30,16 @@ def train_supervised(
     variant: Variant = PLAIN,
     teacher: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
-    """Train in place; returns counters. A `teacher` is a frozen model, for a variant that needs one."""
+    """Train the model in place; return counters.
+
+    Args:
+        teacher: A frozen model, for a variant that needs one.
+    """
     keep(model, settings.gradient_checkpointing)
     packing = type(variant) is Variant and packs([model], settings, recipe)
     made = phase.prepare(dataset, settings, recipe, packing=packing)
     with variant.training(model, seed=[recipe.seed, phase.number]) as callbacks:
-        made["callbacks"] = [*callbacks, *made["callbacks"]]  # ours writes down what they log
+        made["callbacks"] = [*callbacks, *made["callbacks"]]  # ours come last and write what these log
         return fit(variant.trainer(teacher=teacher, model=model, processing_class=tokenizer, **made))
 
 
@@ -48,16 +52,16 @@ def save_model(
     precision: str,
     stop_ids: list[int],
 ) -> None:
-    """The ordinary Hugging Face layout: weights, tokenizer with chat template, generation config; metrics of `work`.
+    """Save an ordinary Hugging Face folder: weights, tokenizer, generation config, and the metrics in `work`.
 
-    Of a model with an adapter, the adapter alone. The model can be trained further.
+    Of a model with an adapter, only the adapter is saved. The model can be trained further.
     """
     network: Any = causal_lm(model)
     generation, cached = network.generation_config, getattr(network.config, "use_cache", False)
     generation.eos_token_id, generation.pad_token_id = stop_ids, tokenizer.pad_token_id
     network.config.use_cache = True  # Trainer turns it off in the config it trains with
     if isinstance(model, PeftModel):
-        # PEFT would ask the Hub whether the embedding is that of the base, which it is
+        # else PEFT would ask the Hub whether the embedding differs from that of the base
         model.save_pretrained(str(out), save_embedding_layers=False)
         generation.save_pretrained(out)
     else:
