@@ -1,4 +1,4 @@
-"""Training on rows of realistic lengths: a recipe's, against TRL's SFTTrainer as a user would write it.
+"""Training by a recipe on rows of realistic lengths, against TRL's SFTTrainer as a user would write it.
 
     python benchmarks/end_to_end.py                                  # Qwen2.5-0.5B's shape, on a GPU
     python benchmarks/end_to_end.py --model gemma-3-270m Qwen3-4B

@@ -1,4 +1,4 @@
-"""The table of SFTTrainer's features in docs/start/trl.md: each of its rows is run here, or by the test it names."""
+"""The table of docs/reference/trl-features.md: each of its rows is run here, or by the test it names."""
 
 import pytest
 import torch
@@ -53,7 +53,6 @@ from helpers import token_rows
 from joint_cases import CHAT, MARKED, experts
 from multimodal_cases import multimodal_model
 
-SECTION = "## SFTTrainer's features"
 WORKS: dict[str, Check] = {
     # data
     "`text`": same(data=TEXT),
@@ -202,8 +201,7 @@ SLOW = {"`dataset_num_proc`"}
 
 
 def documented() -> dict[str, str]:
-    text = (ROOT / "docs" / "start" / "trl.md").read_text(encoding="utf-8")
-    lines = text.partition(SECTION)[2].partition("\n## ")[0].splitlines()
+    lines = (ROOT / "docs/reference/trl-features.md").read_text(encoding="utf-8").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     return {feature: result for feature, result in cells if result}
 
