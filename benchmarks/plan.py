@@ -52,7 +52,7 @@ FITTED = {
     ("plan", "SFT, bf16-mixed, checkpointing True, 2 micro", "qwen3-4b 2x4096"): "casts of bf16-mixed",
     ("plan", "pair, bf16, checkpointing keep_attention, 1 micro", "qwen3-1.7b 4x2048"): "selective checkpoints",
 }
-"""Rows to which a constant of planning/speed.py was fitted; no memory was fitted."""
+"""Rows to which a constant of planning/speed.py was fitted; the memory model has no fitted constants."""
 QWEN3 = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40960}
 SIZES: dict[str, Any] = {
     "qwen3-0.6b": (1024, 3072, 28, 16, True),

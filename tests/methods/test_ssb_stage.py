@@ -178,7 +178,7 @@ def test_no_right_reply_and_no_mixed_prompt_are_errors_with_the_funnel(says, tmp
     hinted = {request_seed(request_seed(42, "turn", 1), one.id, 0) for one in demo_examples(8)}
     golds = {request_seed(42, one.id, 0): one.gold for one in demo_examples(8)}
     says(lambda request: "no" if request.seed in hinted else f"\\boxed{{{golds.get(request.seed, '-9')}}}")
-    with pytest.raises(UserError, match=r"Nothing is left of 8 prompts; no answer: 8 .*Only right replies"):
+    with pytest.raises(UserError, match=r"Nothing is left of 8 prompts; no answer: 8 .*A reply is kept"):
         run(tmp_path / "replies")
     with pytest.raises(UserError, match=r"hinted prompt too long: 8 .*max_prompt_tokens"):
         run(tmp_path / "replies", "ssb.teacher.max_prompt_tokens=20")

@@ -214,7 +214,7 @@ def test_an_older_manifest_that_cannot_be_removed_is_not_left_over_new_files(tmp
         raise PermissionError("denied")
 
     monkeypatch.setattr(Store, "rm_file", denied)
-    with pytest.raises(UserError, match="did not take"):
+    with pytest.raises(UserError, match="could not store"):
         two_stages(tmp_path / "a", "two")
     changed = {name for name, content in there().items() if before.get(name) != content}
     assert changed <= {"run.json", "report.html"}, "tried twice, and both times nothing was laid under it"
@@ -257,14 +257,14 @@ def test_a_run_continues_while_the_address_is_unreachable_and_copies_later(tmp_p
     Store.failures.append(("first/one.bin", 4, ConnectionResetError(104, "reset")))
     ran = two_stages(tmp_path / "a")
     [note] = ran.notes[1:]
-    assert note.startswith(f"{ADDRESS} did not take first (ConnectionResetError: [Errno 104] reset)")
+    assert note.startswith(f"{ADDRESS} could not store first (ConnectionResetError: [Errno 104] reset)")
     assert list(ran.ran) == ["first", "part/second"] and there() == here(tmp_path / "a")
 
 
 @pytest.mark.parametrize("error, tries", [(TimeoutError("slow"), 4), (PermissionError("denied"), 1)])
 def test_an_upload_that_fails_keeps_the_work_and_the_next_run_copies_it(tmp_path, error, tries):
     Store.failures.append(("second/one.bin", 1000, error))
-    with pytest.raises(UserError, match=rf"did not take part/second .* complete in {tmp_path}/a; run the same"):
+    with pytest.raises(UserError, match=rf"could not store part/second .* complete in {tmp_path}/a; run the same"):
         two_stages(tmp_path / "a")
     assert 1000 - Store.failures[0][1] == 2 * tries, "once after the stage and once at the end"
     assert "first/manifest.json" in there() and "part/second/manifest.json" not in there()
@@ -314,7 +314,7 @@ def test_a_damaged_remote_stage_is_an_error_and_not_put_in_place(tmp_path, name,
 
 def test_a_damaged_local_stage_is_not_uploaded(tmp_path):
     Store.failures.append(("first/one.bin", 1000, PermissionError("denied")))
-    with pytest.raises(UserError, match="did not take"):
+    with pytest.raises(UserError, match="could not store"):
         two_stages(tmp_path / "a")
     Store.failures.clear()
     (tmp_path / "a/first/one.bin").write_bytes(b"y" * 1000)
@@ -372,7 +372,7 @@ def test_secrets_of_an_address_are_in_no_message_folder_or_file(tmp_path, monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     address = "teststore://me:hunter22@bucket/run?token=abc123"
     Store.failures.append(("first/one.bin", 1000, PermissionError("me:hunter22@bucket says no to ?token=abc123")))
-    with pytest.raises(UserError, match="did not take") as refused:
+    with pytest.raises(UserError, match="could not store") as refused:
         two_stages(default_folder(address), address=address)
     assert refused.value.__suppress_context__
     told = str(refused.value) + "".join(map(str, tmp_path.rglob("*")))

@@ -45,7 +45,7 @@ class NoiseCallback(TrainerCallback):
         if not module.training or not torch.is_grad_enabled():
             return None
         if self.generator is None:
-            # seeded anew at each step, so that there is no state to keep in a checkpoint
+            # seeded at each step, so that checkpoints need no generator state
             drawn = np.random.SeedSequence([*self.seed, self.step, self.process]).generate_state(1, np.uint64)
             self.generator = torch.Generator(embedding_BLD.device).manual_seed(int(drawn[0]) >> 1)
         _, width, size = shape = embedding_BLD.shape

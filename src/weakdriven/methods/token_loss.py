@@ -86,7 +86,7 @@ class TokenLossTrainer(EvaluatingTrainer):
         return (loss, {"loss": loss}) if return_outputs else loss
 
     def _tokens(self, model: Any, inputs: dict[str, Any], items: Any) -> Tokens:
-        first_row = self._step_rows[1] if self._step_rows[0] == self.state.global_step else 0  # in this micro-batch
+        first_row = self._step_rows[1] if self._step_rows[0] == self.state.global_step else 0  # within the step
         self._step_rows = (self.state.global_step, first_row + len(inputs["attention_mask"]))
         target_BL, mask_BL = targets(inputs["labels"]), inputs["attention_mask"]
         # both wait for the GPU, so they come before its queue is filled

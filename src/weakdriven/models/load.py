@@ -68,7 +68,7 @@ def locate_model(source: str) -> Path:
 
 
 def _what_it_is(folder: Path) -> str:
-    """Say what a folder is that has no config.json; for a run directory, name its most trained model."""
+    """Describe a folder that has no config.json; for a run directory, name its most trained model."""
     if not (folder / RUN_FILE).is_file():
         return "a folder without config.json; expected a Hugging Face model folder"
     found = [[path.parent for path in folder.glob(f"{one}/*config.json")] for one in RESULTS]  # or adapter_config

@@ -29,7 +29,7 @@ NORM_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm")
 
 
 def keep(model: PreTrainedModel | PeftModel, kept: Kept | bool) -> None:
-    """Let gradient checkpointing keep the results of attention, or also of all matrix products; not if `kept` is bool.
+    """Let gradient checkpointing keep the results of attention, or also of matrix products; a bool changes nothing.
 
     Trainer enables checkpointing with arguments that it also writes to trackers as JSON, which cannot hold a function.
     So the model's own `gradient_checkpointing_enable` adds the function; as a bound method, it survives a deep copy.

@@ -106,7 +106,7 @@ class Context:
         return (recipe.lora and recipe.lora.quantize) or recipe.saved_precision
 
     def scored_in_training(self, model: str) -> bool:
-        """Return whether a model's scores come from its training; so for M1, if the recipe sets it."""
+        """Return whether a model's scores come from its training, as the recipe may request for M1."""
         return model == "sft" and self.recipe.selection.strong_scores == "training"
 
     def inference_settings(self) -> dict[str, Any]:

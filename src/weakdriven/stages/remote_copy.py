@@ -27,7 +27,7 @@ from weakdriven.runs.stage import Planned
 WAITS = (1.0, 5.0, 25.0)
 """Seconds before each retry."""
 LASTING = (FileNotFoundError, PermissionError, NotImplementedError)
-"""Errors that a retry cannot help."""
+"""Errors that a retry cannot fix."""
 BUCKETS = {scheme for scheme in DRIVERS if scheme not in ("sftp", "ssh")}
 """Stores without folders, where creating a folder could create a bucket."""
 
@@ -119,9 +119,9 @@ class RemoteCopy:
 
     def _send_missing(self) -> None:
         for stage in self.stages:
-            with self._explained(f"did not take {stage}"):
+            with self._explained(f"could not store {stage}"):
                 self._send(stage)
-        with self._explained("did not take the report and the recipe"):
+        with self._explained("could not store the report and the recipe"):
             for path in sorted(self.root.iterdir()):
                 if path.is_file() and path.suffix != PART:
                     self._put_if_new(path.name)

@@ -23,7 +23,7 @@ KEPT = 2
 
 
 def step_of(folder: Path) -> int:
-    """Return a checkpoint's step, by which checkpoints are ordered; a clock may be set back."""
+    """Return a checkpoint's step; checkpoints are ordered by step and not by time, as a clock may be set back."""
     return int(folder.name.split("-")[1])
 
 

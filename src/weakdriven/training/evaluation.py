@@ -24,7 +24,7 @@ class EvaluatingTrainer(SFTTrainer):
     """Sum of the losses of this process's batches, and the number of their tokens."""
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate as upstream, but restore the random state: its data loader would take numbers from dropout."""
+        """Evaluate as upstream, but restore the random state, because its data loader draws a random number."""
         with same_random_numbers():
             return super().evaluate(*args, **kwargs)
 
@@ -80,7 +80,7 @@ def with_lengths(collate: Callable[[list[Any]], dict[str, Any]], rows: list[Any]
 
 
 def ignore_filler(labels: Tensor, lengths: Tensor, *, left: int, process: int) -> None:
-    """Mask, in place, the rows that accelerate repeats in an evaluation's last batches to give all processes the same.
+    """Mask, in place, the rows that accelerate repeats to fill the last batches of an evaluation.
 
     Args:
         lengths: Lengths of this process's rows, which are separate in `labels` or packed into one row.

@@ -50,10 +50,10 @@ class ShardedCheckpoints(EvaluatingTrainer):
             state.fsdp_plugin.mixed_precision_policy = policy
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """As upstream; then FSDP2 finishes the forward pass.
+        """Evaluate as upstream, then let FSDP2 finish the forward pass.
 
-        TRL reads the head's weights and never runs it, and torch before 2.13 waits for it, unless a backward pass
-        follows, and leaves the embedding sharded in the next forward pass.
+        TRL reads the head's weights without running the head. If no backward pass follows, torch before 2.13 waits for
+        the head and leaves the embedding sharded in the next forward pass.
         """
         output = super().evaluation_loop(*args, **kwargs)
         model: Any = self.accelerator.unwrap_model(self.model)

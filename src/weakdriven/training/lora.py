@@ -40,7 +40,7 @@ def check_lora(lora: LoraSettings, base: Path, *, trust_remote_code: bool = Fals
 
 
 def refuse_targets(model: Any, targets: list[str]) -> None:
-    """Raise an error for names that PEFT would silently ignore, the head, and layers whose update cannot be merged."""
+    """Raise an error for a target that PEFT would silently ignore, that is the head, or that cannot be merged."""
     head = model.get_output_embeddings()
     linear = [one for one in model.named_modules() if isinstance(one[1], nn.Linear | Conv1D) and one[1] is not head]
     names = sorted({name.rsplit(".", 1)[-1] for name, _ in linear})

@@ -55,7 +55,7 @@ def _spread(rows_SB: np.ndarray, length_N: np.ndarray, rows: int) -> tuple[np.nd
 
 
 def packs(models: Sequence[nn.Module], settings: TrainSettings, recipe: Recipe) -> bool:
-    """Return whether a phase packs its examples; raise an error if it must but a model mixes them."""
+    """Return whether a phase packs its examples; raise an error if packing is required but a model mixes rows."""
     if not isinstance(settings, SupervisedSettings) or settings.packing is False:
         return False
     if settings.packing == "auto":

@@ -81,7 +81,7 @@ class Phase:
             callbacks.append(SnapshotCallback(self.work, kept, self.keep))
         if self.validation and isinstance(settings, SftSettings) and settings.keep == "best" and self.keep:
             callbacks.append(BestCallback(self.work, self.keep, settings.patience))
-        # by default they would be among the checkpoints, which are deleted when the stage is finished
+        # by default, TensorBoard's logs are among the checkpoints, which are deleted with the finished stage
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.work.parents[2] / "trackers" / self.stage)
         where: dict[str, Any] = {"stage": self.stage, "folder": folder}
         validation = self._validation_rows(settings)

@@ -1,4 +1,4 @@
-"""One model, one label stream: supervised fine-tuning through TRL."""
+"""Supervised fine-tuning of one model through TRL."""
 
 import shutil
 from pathlib import Path

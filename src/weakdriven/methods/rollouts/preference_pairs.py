@@ -95,7 +95,7 @@ class Tally:
     """Funnel of prompts; for SPIN, where each sample may be a pair, of samples."""
     prompts: int = 0
     rollouts: Counter[str] = field(default_factory=Counter)
-    """Counts of all rollouts and of those cut at the token budget; if judged, of those undecided or without answer."""
+    """Numbers of rollouts: all, those cut at the token budget, and if judged, those undecided or without answer."""
 
     def add(self, tried: Sequence[Rollout], *, judged: bool) -> None:
         self.prompts += 1
@@ -194,7 +194,7 @@ def hinted_prompts(
     max_prompt_tokens: int,
     template: str | None = None,
 ) -> Iterator[tuple[Pair, Example]]:
-    """Add hints for SSB's teacher to the problems; drop a problem if its prompt gets too long, and never cut one."""
+    """Add hints for SSB's teacher to the problems; drop problems whose prompts get too long instead of cutting them."""
     for pair in pairs:
         example = hinted(pair, domain, template)
         if (length := len(rendered(renderer, domain, example)[0])) > max_prompt_tokens:

@@ -62,7 +62,7 @@ def topk_distillation(
     """
     head, whole_vocabulary = as_head(head_VD), support == "full"
     ids_TK, logits_TK, lse_T = teacher
-    push = kd_weight * temperature  # temperature**2 / the temperature of the logits
+    push = kd_weight * temperature  # temperature**2 of the loss / temperature of the logits
 
     def rows(raw_RV: Tensor, begin: int, end: int, gradient: bool) -> Tensor:
         place_R1, ids_RK = target_T[begin:end, None], ids_TK[begin:end].long()

@@ -40,8 +40,8 @@ TARGETS = "targets.arrow"
 BLOCK = 256
 """Replies whose logits are written together; a killed stage resumes after the last complete block."""
 REPLY_ADVICE = (
-    "Only right replies that fit the student's length count: change the teacher's settings, use a model that follows "
-    "instructions, or raise data.max_length."
+    "A reply is kept if it is right and short enough for the student: change the teacher's settings, use a model that "
+    "follows instructions, or raise data.max_length."
 )
 Row = dict[str, Any]
 

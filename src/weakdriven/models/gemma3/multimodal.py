@@ -73,7 +73,7 @@ def text_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def text_name(name: str) -> str | None:
-    """Return the name in the text model of a weight in the multimodal layout; None if it belongs to the vision side.
+    """Return a multimodal weight's name in the text model; None if it belongs to the vision side.
 
     >>> text_name("language_model.model.norm.weight"), text_name("model.language_model.norm.weight")
     ('model.norm.weight', 'model.norm.weight')
@@ -86,7 +86,7 @@ def text_name(name: str) -> str | None:
 
 
 def vision_name(name: str) -> str | None:
-    """Return the published name, which servers expect, of a weight of the vision tower or projector; None for others.
+    """Return the published name, which servers expect, of a vision tower's or projector's weight; None for others.
 
     >>> vision_name("model.vision_tower.post_layernorm.bias")
     'vision_tower.vision_model.post_layernorm.bias'
