@@ -56,17 +56,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"use_liger_kernel": True, "micro_batch_size": 32, "gradient_checkpointing": False},
     "TRL, Liger, 32 rows, padding-free": TRL
     | {"use_liger_kernel": True, "micro_batch_size": 32, "padding_free": True, "gradient_checkpointing": False},
-    "SFT, 8 rows": {"micro_batch_size": 8},
+    "SFT, 8 rows": {"micro_batch_size": 8, "packing": False},
     "SFT, packed": {"micro_batch_size": 8, "packing": True},
     "SFT, packed, products kept": {"micro_batch_size": 8, "packing": True, "gradient_checkpointing": "keep_products"},
     "SFT, packed, nothing recomputed": {"micro_batch_size": 8, "packing": True, "gradient_checkpointing": False},
     "SFT, packed fourfold": {"micro_batch_size": 32, "packing": True},
+    "SFT, packed fourfold, products kept": {
+        "micro_batch_size": 32,
+        "packing": True,
+        "gradient_checkpointing": "keep_products",
+    },
     "SFT, packed fourfold, nothing recomputed": {
         "micro_batch_size": 32,
         "packing": True,
         "gradient_checkpointing": False,
     },
-    "pair, 8 rows": {"pair": True, "micro_batch_size": 8},
+    "pair, 8 rows": {"pair": True, "micro_batch_size": 8, "packing": False},
     "pair, packed": {"pair": True, "micro_batch_size": 8, "packing": True},
     "pair, packed, nothing recomputed": {
         "pair": True,
