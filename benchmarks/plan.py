@@ -1,7 +1,7 @@
 """The planner against measurements: peak memory and step time of real trainers, or of recorded rows.
 
     python3 benchmarks/plan.py                 # on a GPU: each setting in its own process, rows to results.csv
-    python3 benchmarks/plan.py --recorded      # anywhere: predictions of those rows, into docs/how-to/plan.md
+    python3 benchmarks/plan.py --recorded      # anywhere: writes their errors into docs/background/plan-accuracy.md
 
 Random weights and tokens of Qwen3's shapes, rows of equal length, the package's own trainers: 3 steps to warm up and 5
 timed steps. The recorded rows include those of joint_step and methods, measured before the planner was written.
@@ -38,7 +38,7 @@ from weakdriven.training.sft import train_supervised
 from weakdriven.wmss.trainer import train_joint
 
 HERE = Path(__file__).parent
-RESULTS, DOCS = HERE / "results.csv", HERE.parent / "docs" / "how-to" / "plan.md"
+RESULTS, DOCS = HERE / "results.csv", HERE.parent / "docs" / "background" / "plan-accuracy.md"
 BEGIN, END = "<!-- measured: benchmarks/plan.py --recorded -->", "<!-- end of measured -->"
 WARM, TIMED = 3, 5
 MACHINE = Machine(DEVICES["H200-141G"])
@@ -201,13 +201,12 @@ def compared(path: Path = RESULTS) -> list[Compared]:
 
 
 def table(rows: list[Compared]) -> str:
-    lines = ["| measured | shape | GiB | predicted | | ms | predicted | | used for fitting |"]
-    lines.append("|---|---|---:|---:|---:|---:|---:|---:|---|")
+    lines = ["| measured | shape | GiB | error | ms | error | used for fitting |", "|---|---|---:|---:|---:|---:|---|"]
     for row in rows:
         gib, ms = row.errors
         lines.append(
-            f"| {row.benchmark}: {row.variant} | {row.shape} | {row.gib[0]:.1f} | {row.gib[1]:.1f} | {gib:+.1%} | "
-            f"{row.ms[0]:,.0f} | {row.ms[1]:,.0f} | {ms:+.1%} | {row.fitted or 'no'} |"
+            f"| {row.benchmark}: {row.variant} | {row.shape} | {row.gib[0]:.1f} | {gib:+.1%} | "
+            f"{row.ms[0]:,.0f} | {ms:+.1%} | {row.fitted} |"
         )
     memory, time = (max(abs(row.errors[place]) for row in rows) for place in (0, 1))
     lines.append(f"\nLargest error over these {len(rows)} rows: memory {memory:.1%}, time {time:.1%}.")

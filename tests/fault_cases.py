@@ -33,9 +33,9 @@ STAGES = {
     "joint": "round-1/strong",
     "eval": "eval/sft/arithmetic",
 }
-SAME = "a new run goes on and ends bit-identical"
-RECOVERS = "noticed, computed again, bit-identical"
-REFUSED = "one sentence, nothing changed"
+SAME = "the same command resumes, bit-identical"
+RECOVERS = "detected and computed again, bit-identical"
+REFUSED = "stops with one sentence, nothing changed"
 
 
 class Case(NamedTuple):
@@ -54,16 +54,16 @@ CASES = [
     *(Case(stage, "result removed", REFUSED) for stage in STAGES),
     *(Case(stage, "checkpoint truncated", "the one before is used, bit-identical") for stage in ("sft", "joint")),
     *(Case(stage, "checkpoint bit-flipped", "the one before is used, bit-identical") for stage in ("sft", "joint")),
-    Case("sft", "every checkpoint damaged", "starts anew and says so, bit-identical"),
+    Case("sft", "every checkpoint damaged", "the stage starts again and says so, bit-identical"),
     Case("entropy", "part truncated", RECOVERS),
     Case("entropy", "part bit-flipped", RECOVERS),
     Case("eval", "answers bit-flipped", RECOVERS),
     *(Case(stage, "NaN loss", f"one sentence; {SAME}") for stage in ("sft", "joint")),
     *(Case(stage, "out of memory", f"one sentence with three remedies; {SAME}") for stage in ("sft", "joint")),
     *(Case(stage, "clock set back", SAME) for stage in ("sft", "joint")),
-    Case("eval", "dead server", "one sentence; a new run asks for the rest only"),
+    Case("eval", "dead server", "one sentence; the same command requests only what is missing"),
     Case("data", "vanished data file", REFUSED),
-    Case("any", "two processes", "the second one is refused in one sentence; after kill -9 the lock is free"),
+    Case("any", "two processes", "the second stops with one sentence; after kill -9 the lock is free"),
     Case("sft", "disk filled by others (tmpfs)", f"one sentence; {SAME}"),
     Case("all", "kill -9 at random times", SAME),
 ]

@@ -17,8 +17,11 @@ BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 
 
 def table(rows: list[Case]) -> str:
-    lines = [f"| {case.stage} | {case.fault} | {case.outcome} |" for case in rows]
-    return "\n".join(["| stage | fault | what comes of it |", "|---|---|---|", *lines])
+    stages: dict[tuple[str, str], list[str]] = {}
+    for case in rows:
+        stages.setdefault((case.fault, case.outcome), []).append(case.stage)
+    lines = [f"| {fault} | {', '.join(names)} | {outcome} |" for (fault, outcome), names in stages.items()]
+    return "\n".join(["| fault | stages | result |", "|---|---|---|", *lines])
 
 
 def written() -> str:

@@ -1,4 +1,4 @@
-"""Draws the figures of docs/background/theory.md from the checks: python -m research.theory.figures [folder].
+"""Draws the figures of docs/background/theory*.md from the checks: python -m research.theory.figures [folder].
 
 Each figure is an SVG file, readable on light and dark pages, and drawn without a plotting library.
 """

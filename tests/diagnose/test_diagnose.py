@@ -419,6 +419,11 @@ def test_the_command_prints_both_tables_and_the_pair(diagnosed, monkeypatch, cap
         main()
     printed = capsys.readouterr()
     assert (stop.value.code, printed.err) == (0, "")
-    for words in ("Logit dynamics", "Extended logit statistics", "Weak and strong mixed", "crossover (lambda_cross)"):
+    for words in (
+        "Logit dynamics",
+        "Extended logit statistics",
+        "Mixture of weak and strong",
+        "crossover (lambda_cross)",
+    ):
         assert words in printed.out
     assert "Round 2: 48 training examples" in printed.out and "nan" not in printed.out

@@ -27,7 +27,7 @@ def environment(value, progress):
 
 
 def lacks_a_method(progress):
-    return {"failed": {"wmss": "There was too little memory."}}
+    return {"failed": {"wmss": "Out of memory."}}
 
 
 def fails(progress):

@@ -67,7 +67,7 @@ def test_padded_rows_save_keys_and_values_for_every_query_head():
 
 
 def test_qwen3_4b_by_hand():
-    """Liger's layers in bf16, per token: the numbers of docs/how-to/plan.md."""
+    """Liger's layers in bf16, per token: the numbers of docs/background/plan-accuracy.md."""
     shape = shape_of(Qwen3Config(**QWEN3_4B))
     saved = layer_saved(shape, Numbers(fast=True))
     assert saved["mlp"] == 3 * 2 * 9728

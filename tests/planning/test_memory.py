@@ -126,7 +126,7 @@ def test_a_device_may_be_named_without_its_memory():
 
 @pytest.mark.parametrize("text", ["H300", "0xH100", "", "8x"])
 def test_an_unknown_device_is_an_error_with_the_list(text):
-    with pytest.raises(UserError, match="Known: H200-141G, H100-80G"):
+    with pytest.raises(UserError, match="Known devices: H200-141G, H100-80G"):
         parse_machine(text)
     with pytest.raises(UserError, match="Did you mean H100-80G"):
         parse_machine("H100-81G")

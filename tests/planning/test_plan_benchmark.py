@@ -1,4 +1,4 @@
-"""docs/how-to/plan.md agrees with the code and its predictions with the recorded measurements."""
+"""docs/background/plan-accuracy.md agrees with the code and its predictions with the recorded measurements."""
 
 import sys
 from pathlib import Path

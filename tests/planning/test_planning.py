@@ -247,9 +247,9 @@ def test_a_subsample_and_the_forward_pass_of_the_reference_are_counted():
 
 def test_unknown_facts_are_assumptions_or_guesses():
     plan = planned("qwen3-4b-math", "lora={quantize: 4bit}", gpus="A100-80G")
-    assert any("math.jsonl is not here: 100,000 rows" in line for line in plan.assumptions)
+    assert any("math.jsonl is not on this machine: 100,000 rows" in line for line in plan.assumptions)
     assert any("QLoRA" in line for line in plan.guesses) and any("A100-80G" in line for line in plan.guesses)
-    assert not any("is not here" in line for line in planned("qwen3-4b-math", rows=111_657).assumptions)
+    assert not any("is not on this machine" in line for line in planned("qwen3-4b-math", rows=111_657).assumptions)
 
 
 def test_existing_rows_are_sampled_and_a_missing_tokenizer_is_an_assumption(tmp_path):
@@ -260,7 +260,7 @@ def test_existing_rows_are_sampled_and_a_missing_tokenizer_is_an_assumption(tmp_
     (data,) = (cost for cost in plan.costs if cost.workload.name == "data")
     characters = len(rows[-1]["question"]) + len("It is. " * 100)
     assert data.tokens == pytest.approx(30 * characters / 3.5, rel=0.05)
-    assert any("tokenizer is not here" in line for line in plan.assumptions)
+    assert any("tokenizer is not on this machine" in line for line in plan.assumptions)
     assert any("data.max_length tokens" in line for line in plan.assumptions)
 
 

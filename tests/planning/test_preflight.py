@@ -78,7 +78,9 @@ def test_an_example_longer_than_the_models_positions_is_an_error_before_training
     config = read_json(tmp_path / "model/config.json")
     write_json(tmp_path / "model/config.json", config | {"max_position_embeddings": 40})
     short, recorder = ("data.long_prompts=drop", f"model={tmp_path / 'model'}"), Recorder()
-    with pytest.raises(UserError, match=r"longest example has \d+ tokens, .* has 40 positions .*data.max_length=40"):
+    with pytest.raises(
+        UserError, match=r"longest example has \d+ tokens, .* has only 40 positions .*data.max_length=40"
+    ):
         carry_out(small_recipe(*SHORT, *short), tmp_path / "run", recorder, all_stages)
     assert list(recorder.ran) == ["data"]
     checked(tmp_path / "run", "data.max_length=40", *short)
@@ -120,11 +122,11 @@ def test_without_a_plan_of_the_model_the_error_names_the_settings_that_free_memo
 
     monkeypatch.setattr(Planner, "cost", unknown)
     monkeypatch.setattr("weakdriven.training.sft.train_supervised", out_of_memory)
-    with pytest.raises(UserError, match=r"^sft: There was too little memory; halve micro_batch_size"):
+    with pytest.raises(UserError, match=r"^sft: Out of memory. Halve micro_batch_size"):
         carry_out(small_recipe(*SHORT, NO_SCAN), tmp_path / "run", Recorder(), all_stages)
 
 
-@pytest.mark.parametrize("reserved, told", [(5, "hold 90.0 GiB of the GPU: without them it may fit."), (94, "")])
+@pytest.mark.parametrize("reserved, told", [(5, "use 90.0 GiB of the GPU; without them it may fit."), (94, "")])
 def test_cuda_says_how_much_memory_other_processes_hold(monkeypatch, reserved, told):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (5 * GIB, 100 * GIB))
@@ -175,7 +177,7 @@ def test_a_drawn_set_of_fewer_rows_than_a_batch_is_no_error(tmp_path, no_gpu, mo
 
     with_memory(monkeypatch, 4.0)
     monkeypatch.setattr(Planner, "cost", only_joint)
-    assert any("may be fewer" in text for text in checked(tmp_path / "run").notes)
+    assert any("may have fewer rows" in text for text in checked(tmp_path / "run").notes)
     with pytest.raises(UserError, match="round-1/strong needs about 9"):
         carry_out(small_recipe(*SHORT, "joint.batch_size=16"), tmp_path / "whole", Recorder(), all_stages)
 
@@ -245,7 +247,7 @@ def test_stages_reused_from_another_disk_need_space_before_the_first_stage(tmp_p
     without_links(monkeypatch)
     with_disk(monkeypatch, 2 << 20)
     recorder = Recorder()
-    told = r"^The run will need about 3\.\d MiB .* 2\.0 MiB free; .* Stages of 3\.\d MiB are copied"
+    told = r"^The run will need about 3\.\d MiB .* 2\.0 MiB free; .* Reused stages of 3\.\d MiB must be copied"
     with pytest.raises(UserError, match=told) as refusal:
         carry_out(recipe, mine, recorder, all_stages, options=RunOptions(Siblings([theirs]), rehearsal=False))
     assert list(recorder.ran) == ["data"] and "save_steps" not in str(refusal.value)
@@ -269,13 +271,13 @@ def test_copied_stages_count_with_models_in_the_order_of_the_run_and_links_do_no
         preflight.check_disk(trained, planned, tmp_path / "mine", noted, force=True)
         return " ".join(noted.notes)
 
-    assert not short(9) and "about 9.0 MiB" in short(8) and "are copied" not in short(8)
+    assert not short(9) and "about 9.0 MiB" in short(8) and "must be copied" not in short(8)
     without_links(monkeypatch)
     assert not short(12), "the last copy comes when the checkpoints are gone"
     assert (
         "about 12.0 MiB" in short(11)
         and "raise save_steps" in short(11)
-        and "Stages of 6.0 MiB are copied" in short(11)
+        and "stages of 6.0 MiB must be copied" in short(11)
     )
     assert not list((tmp_path / "mine" / WORK).iterdir())
 

@@ -78,7 +78,7 @@ def test_the_slowest_weight_is_the_minimum_and_the_crossover_shares_evenly(ratio
 
 
 def test_with_the_residual_of_each_weight_the_strong_branch_contributes_most_in_the_middle():
-    """What S leaves out, on the fixture: docs/background/theory.md speaks of it."""
+    """What S leaves out, on the fixture: docs/background/theory-dynamics.md speaks of it."""
     shares = {w / 100: sgd_step(*TYPICAL, learning_rate=1, strong_weight=w / 100, freeze_weak=True) for w in range(101)}
     best = min(shares, key=lambda w: shares[w].predicted_T.item())
     assert best == near(0.49, 0.011) and shares[best].predicted_T < 2 * shares[1.0].predicted_T

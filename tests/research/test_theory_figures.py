@@ -1,4 +1,4 @@
-"""The figures of docs/background/theory.md are those that the script draws, and the page uses all of them."""
+"""The figures of docs/background/theory*.md are those that the script draws, and the pages use all of them."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,9 @@ from research import theory
 from research.theory import counterexamples, figures, unique_rows
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/background/theory.md").read_text(encoding="utf-8")
+PAGES = "".join(
+    (ROOT / f"docs/background/{name}.md").read_text(encoding="utf-8") for name in ("theory", "theory-dynamics")
+)
 NUMBER = re.compile(r"-?\d+\.\d+")
 
 
@@ -48,14 +50,14 @@ def test_the_gamma_curve_is_the_expected_share():
     assert figures.gamma_unique(0.65) == pytest.approx(unique_rows(weights / weights.sum()).fraction, abs=0.01)
 
 
-def test_the_page_names_every_figure_counterexample_and_check():
-    assert set(re.findall(r"\]\(theory/([\w-]+)\.svg\)", PAGE)) == set(figures.FIGURES)
+def test_the_pages_name_every_figure_counterexample_and_check():
+    assert set(re.findall(r"\]\(theory/([\w-]+)\.svg\)", PAGES)) == set(figures.FIGURES)
     named = {name for name in vars(counterexamples) if name.isupper()}
-    assert named and all(f"`{name}`" in PAGE for name in named | set(theory.__all__))
+    assert named and all(f"`{name}`" in PAGES for name in named | set(theory.__all__))
 
 
-def test_the_example_of_the_page_runs():
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+def test_the_example_of_the_pages_runs():
+    blocks = re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL)
     assert blocks
     for block in blocks:
         exec(block, {})

@@ -162,7 +162,7 @@ def test_a_plan_from_somebody_else_cannot_name_files_outside_the_run(tmp_path, n
     put(run / "plan.json", {name: "k", "sft": "k"})
     data = load_run(run)
     assert data["stages"] == [] and data["metrics"] == {}
-    assert any("names what is not a stage" in problem for problem in data["problems"])
+    assert any("names something that is not a stage" in problem for problem in data["problems"])
 
 
 @pytest.mark.parametrize("value", ["../../x", "/x", "..", "nul\\0", "🦆", "x" * 500])

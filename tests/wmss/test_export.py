@@ -116,9 +116,9 @@ def test_a_run_gives_its_last_rounds_pair_at_the_weight_it_was_trained_with(run,
 
 @pytest.mark.slow
 def test_the_python_of_the_docs_runs_in_a_fresh_process(pair, export, tmp_path):
-    text = (Path(__file__).parents[2] / "docs/how-to/mixture.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs/how-to/export.md").read_text(encoding="utf-8")
     export(*pair, "--output", tmp_path / "mixture")
-    code = text.split("```python\n")[1].split("```")[0]
+    code = text.split("```python\n")[2].split("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("What is 2 + 3?"), done.stderr
 

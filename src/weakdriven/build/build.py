@@ -159,8 +159,8 @@ def held_items(settings: BuildSettings) -> Items:
     if missing:
         here = ",".join(name for name in map(name_of, settings.benchmarks) if name not in missing) or "none"
         raise UserError(
-            f"Rows are compared with {', '.join(missing)}, which cannot be read (first: "
-            f"{next(iter(missing.values()))}) Put their files into --data-dir, or omit them with --benchmarks {here}."
+            f"These benchmarks cannot be read: {', '.join(missing)}. First error: {next(iter(missing.values()))} Put "
+            f"their files into --data-dir, or omit them with --benchmarks {here}."
         )
     return items
 

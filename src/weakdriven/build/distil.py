@@ -104,7 +104,7 @@ class Judge:
     """Returns a row in the form to be trained on, or the fault of its form."""
     verify: Verify
     terms: Any = None
-    """What decides besides the problem; completions judged on other terms are judged again."""
+    """What decides the verdict besides the problem; completions judged on other terms are judged again."""
 
     def faults(self, problems: Mapping[str, Example], rows: list[Row], *, style: str) -> list[Fault | None]:
         """Return the fault of each completion: cut off, wrong form, or wrong answer."""

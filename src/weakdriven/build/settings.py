@@ -50,7 +50,7 @@ class BuildSettings(Settings):
     """What a training set is made from."""
 
     domain: Literal["math", "code", "logic"]
-    """Domain as which the rows are verified."""
+    """Domain of the rows; decides how their answers are verified."""
     sources: list[str] = Field(min_length=1)
     """Raw files or Hub datasets; for logic, LogiQA 2.0 and ReClor."""
     split: str = "train"

@@ -135,7 +135,7 @@ def problem_stream(seed: int) -> Iterator[Problem]:
 
 
 def demo_problems(split: str, seed: int = 42) -> list[Problem]:
-    """Return the demo's `train` or `test` problems. One stream starts with all test problems, so the splits differ."""
+    """Return the demo's `train` or `test` problems; both are from one stream, so no problem is in both."""
     stream = problem_stream(seed)
     test = [next(stream) for _ in range(TEST_ITEMS)]
     return test if split == "test" else [next(stream) for _ in range(TRAIN_ITEMS)]

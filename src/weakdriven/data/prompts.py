@@ -48,7 +48,7 @@ def with_system_prompt(messages: list[Message], domain: str, style: str, own: st
 
 
 def with_request(question: str, domain: str, style: str) -> str:
-    """Return a benchmark's question; in style plain, no system prompt asks for a form of answer, so add that."""
+    """Return a benchmark's question; in style plain, append the required form of the answer."""
     return f"{question}\n\n{SYSTEM_PROMPTS[domain, 'tag-free']}" if style == "plain" else question
 
 
@@ -60,7 +60,7 @@ class Renderer:
     domain: str
     style: str
     system_prompt: str | None = None
-    """The user's own, for messages that have none."""
+    """The user's own system prompt, for messages without one."""
 
     def prompt(self, messages: list[Message], domain: str = "") -> str:
         """Render the text up to the start of the model's reply, with the row's own system prompt and domain."""

@@ -23,7 +23,7 @@ def lettered(options: Sequence[str]) -> str:
 
 
 def math_question(question: str, options: Sequence[str] | None = None) -> str:
-    """Return the question, if there are options with lettered options and the request for a letter."""
+    """Return the question; if there are options, add them with letters and ask for a letter."""
     if not options:
         return question.strip()
     return f"{question.strip()}\n\n{lettered(options)}\n\n{ASK_LETTER}"
@@ -52,7 +52,7 @@ def code_question(prompt: str, entry_point: str, test: str = "") -> str:
 
 
 def contest_question(statement: str, starter_code: str = "") -> str:
-    """Ask a contest problem as LiveCodeBench's authors do: with starter code, or for a program that reads stdin."""
+    """Word a contest problem as LiveCodeBench's authors do: with starter code, or for a program that reads stdin."""
     if starter_code.strip():
         return f"{statement.strip()}\n\n{ASK_STARTER}\n\n```python\n{starter_code.strip()}\n```"
     return f"{statement.strip()}\n\n{ASK_STDIN}"

@@ -73,7 +73,7 @@ def joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def precise(head: Head) -> Head:
-    """Return the head in float32 or better: bf16 rounds large logits to steps of 0.25, and so their margins."""
+    """Return the head in float32 or better: bf16 rounds large logits, and so their margins, to steps of 0.25."""
     wide = torch.promote_types(head.weight_VD.dtype, torch.float32)
     return head._replace(weight_VD=head.weight_VD.to(wide))
 

@@ -45,7 +45,7 @@ def summarise(value_T: np.ndarray, example_T: np.ndarray) -> dict[str, Any]:
 def summarise_model(statistics: dict[str, np.ndarray], example_T: np.ndarray) -> dict[str, Any]:
     """Summarize one model: the columns of `logit_statistics`, the accuracy of its top token, and extremes of logits.
 
-    The paper's maxima and minima are extremes and not means, as their values are bf16 numbers.
+    The paper's maxima and minima must be extremes and not means, because they are bf16 numbers.
     """
     largest, smallest = (statistics[name][np.isfinite(statistics[name])] for name in ("max", "min"))
     rank_T = statistics["rank"]

@@ -41,9 +41,6 @@ def served_engine(
         yield ServerEngine(url)
 
 
-# of a model outside a recipe
-
-
 def open_engine(
     target: TargetSettings, branch: ModelFolder, renderer: Renderer, *, longest: int, log: Path
 ) -> AbstractContextManager[Engine]:
@@ -84,7 +81,7 @@ def running_server(settings: EvaluationSettings, branch: ModelFolder) -> tuple[E
 
 
 def find_renderer(target: TargetSettings, style: str | None, branch: ModelFolder) -> Renderer:
-    """Return the prompt format of the model's training if its run's recipe is found, unless the settings differ."""
+    """Return the prompt format that the settings choose, else that of the model's run if its recipe is found."""
     # the recipe of the run that the folder belongs to, if any: from RUN/sft to RUN/round-1/strong/snapshots/25
     recipes = (parent / RECIPE_FILE for parent in branch.folder.resolve().parents[:4])
     trained = next((load_recipe(str(recipe)) for recipe in recipes if recipe.is_file()), None)

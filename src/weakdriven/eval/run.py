@@ -46,7 +46,7 @@ class Questions:
     """What else decides verdicts: `unsafe` and `python` for code, the grader of a user's test set."""
 
     def golds_key(self) -> str:
-        """Identify the items and gold answers; scores are compared only if their keys are equal."""
+        """Hash the items and gold answers; scores are compared only if their hashes are equal."""
         rows: list[Any] = [item.as_row() for item in self.items]
         own = {name: value for name, value in self.grading.items() if name in ("grader", "source")}
         return digest([*rows, own] if own else rows)
@@ -82,7 +82,7 @@ class Task(Questions):
         return {**self.protocol(), "stop_ids": list(self.sampling.stop_ids)}
 
     def prompts_key(self) -> str:
-        """Identify what the model reads: if a template or question changes, the model must generate again."""
+        """Hash what the model reads: if a template or question changes, the model must generate again."""
         return digest([self.prompts, [item.id for item in self.items]])
 
 

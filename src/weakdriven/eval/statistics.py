@@ -111,7 +111,7 @@ def paired_bootstrap(a_P: Numbers, b_P: Numbers) -> Comparison:
 
 
 def binomial_p_value(losses: int, wins: int) -> float:
-    """Compute the two-sided exact p-value that fair coin throws split at least as unevenly."""
+    """Compute the exact two-sided probability that fair coin throws split at least as unevenly."""
     throws, fewer = losses + wins, min(losses, wins)
     return min(1.0, 2 * sum(math.comb(throws, heads) for heads in range(fewer + 1)) / 2**throws)
 
@@ -198,11 +198,11 @@ def by_seed(scores: Scores) -> Floats:
 
 
 def interval_of(*groups: Scores) -> tuple[float, float]:
-    """Compute the 95% t interval of the groups' mean score, for other seeds and other problems.
+    """Compute the 95% t interval of the groups' mean score, with seeds and problems as random factors.
 
-    Seeds and problems are random factors. The variance of the mean is the variance of the seeds' means, which includes
-    the residual, plus the problems' own component; degrees of freedom follow Satterthwaite. In a simulation (see the
-    tests) coverage is 93 to 97% for 3 and 5 seeds. With one seed, only problems vary.
+    The variance of the mean is the variance of the seeds' means, which includes the residual, plus the problems' own
+    component; degrees of freedom follow Satterthwaite. In a simulation (see the tests) coverage is 93 to 97% for 3 and
+    5 seeds. With one seed, only problems vary.
 
     Args:
         groups: Scores on the same problems, each with its own seeds, such as one method on several models.

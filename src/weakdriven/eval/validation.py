@@ -10,7 +10,7 @@ import numpy as np
 from weakdriven.eval.statistics import DRAWS, Floats, Scores, interval_of, ratio_values
 
 CELLS = 20_000_000
-"""Size of the matrix of all draws together."""
+"""Maximum size of the matrix of all draws."""
 
 
 def as_scores(sums_SP: Floats, tokens_P: Floats) -> Scores:

@@ -1,6 +1,6 @@
-"""Before you pay: memory, time and disk of every stage by arithmetic (`plan.py`), refusal of what cannot fit
-(`preflight.py`), and two real steps of each training stage (`rehearsal.py`).
+"""Know the cost before a run: `plan.py` computes memory, time and disk of every stage, `preflight.py` stops runs that
+cannot fit, and `rehearsal.py` tries two real steps of each training stage.
 
-The workloads come from the stages themselves (`stages/workload.py`), so a plan names the stages of a run. Start at
-`plan.py`; `costs.py` has the cost of one stage, `memory.py` and `speed.py` that of one step.
+Stages describe their own workloads (`stages/workload.py`), so a plan lists the stages of a run. Start with `plan.py`;
+`costs.py` has the cost of one stage, `memory.py` and `speed.py` that of one step.
 """

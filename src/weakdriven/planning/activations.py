@@ -1,7 +1,7 @@
-"""What the backward pass keeps: bytes per token of one decoder layer, tensor by tensor, as autograd saves them.
+"""Activation memory: bytes per token that autograd saves in one decoder layer, counted tensor by tensor.
 
-The lists follow transformers' layers and Liger's, and are counted in
-tests/planning/test_activations.py. Nothing is fitted.
+The lists follow the layers of transformers and Liger, and tests/planning/test_activations.py counts the real tensors.
+Nothing is fitted.
 """
 
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ Checkpointing = Literal[True, False, "keep_attention", "keep_products"]
 
 @dataclass(frozen=True)
 class Numbers:
-    """In what a phase computes; sizes in bytes."""
+    """Number formats of a training phase, as bytes per element, and what else decides which tensors are saved."""
 
     compute: int = 2
-    """Results of matrix products."""
+    """Bytes per element of the results of matrix products."""
     residual: int = 2
-    """What runs from layer to layer: fp32 where autocast works over fp32 weights."""
+    """Bytes per element of the residual stream: 4 if autocast runs over fp32 weights."""
     fast: bool = False
-    """Liger's norms, rotary embedding and MLP."""
+    """Whether Liger's norms, rotary embedding and MLP are used."""
     adapter: int | None = None
-    """Inputs of the adapters' products, if adapters are what is trained."""
+    """Bytes per element of the inputs of the adapters' products, if adapters are trained."""
     masked: bool = False
-    """Rows are padded: then transformers repeats keys and values for each query head."""
+    """Whether rows are padded: then transformers repeats keys and values for each query head."""
     eager: int = 0
-    """Length of a row where attention keeps all its weights (`attention: eager`), else 0."""
+    """Length of a row if attention saves all its weights (`attention: eager`), else 0."""
 
     @property
     def mixed(self) -> bool:
@@ -35,7 +35,7 @@ class Numbers:
 
 
 def layer_saved(shape: Shape, numbers: Numbers) -> dict[str, float]:
-    """Bytes per token that one layer saves when nothing is recomputed, by what they belong to."""
+    """Return the bytes per token that one layer saves if nothing is recomputed, by kind of tensor."""
     c, r, h = numbers.compute, numbers.residual, shape.hidden
     trains = numbers.adapter is None
     around = 2 * _norm(h, r, shape, numbers)
@@ -44,10 +44,10 @@ def layer_saved(shape: Shape, numbers: Numbers) -> dict[str, float]:
     if shape.query_norm:
         around += _norm(shape.query, c, shape, numbers) + _norm(shape.key, c, shape, numbers)
     keys = shape.query if numbers.masked else shape.key
-    attention = c * (2 * shape.query + 2 * keys) + 4 * shape.heads  # q, k, v, its result, log-sum-exp
+    attention = c * (2 * shape.query + 2 * keys) + 4 * shape.heads  # q, k, v, the result, log-sum-exp
     attention += numbers.eager * shape.heads * (4 + c)
     mlp = c * shape.intermediate * ((3 if numbers.fast else 4) if trains else (2 if numbers.fast else 3))
-    # q, k, v and gate, up read the same tensor; under autocast each makes a copy of its own
+    # q, k, v share one input, and gate, up another; under autocast each of the five makes its own copy
     inputs = float(c * h * (5 if numbers.mixed else 2)) if trains else 0.0
     if numbers.adapter and (adapter := shape.adapter):
         inputs = numbers.adapter * (adapter.inputs + adapter.modules * adapter.rank)
@@ -55,7 +55,11 @@ def layer_saved(shape: Shape, numbers: Numbers) -> dict[str, float]:
 
 
 def _norm(width: int, size: int, shape: Shape, numbers: Numbers) -> float:
-    """Liger keeps its input; transformers' an fp32 copy (or the input, if that is fp32) and the normalized one."""
+    """Return the bytes per token that a norm saves.
+
+    Liger's norm saves its input. That of transformers saves an fp32 copy (or the input, if that is fp32) and the
+    normalized input.
+    """
     if numbers.fast:
         return size * width + 4
     normalized = 4 if shape.wide_norm else size
@@ -63,7 +67,7 @@ def _norm(width: int, size: int, shape: Shape, numbers: Numbers) -> float:
 
 
 def kept(shape: Shape, numbers: Numbers, checkpointing: Checkpointing) -> float:
-    """Bytes per token and layer that wait for the backward pass."""
+    """Return the bytes per token and layer that are kept for the backward pass."""
     if checkpointing is False:
         return sum(layer_saved(shape, numbers).values())
     size = float(numbers.residual * shape.hidden)
@@ -75,7 +79,7 @@ def kept(shape: Shape, numbers: Numbers, checkpointing: Checkpointing) -> float:
         return size
     size += c * (shape.query + 2 * shape.key + shape.hidden + 2 * shape.intermediate)
     adapter = shape.adapter if numbers.adapter is not None else None
-    if shape.norm_after or adapter:  # then the MLP's last product is kept too: models/recompute.py
+    if shape.norm_after or adapter:  # then models/recompute.py also keeps the MLP's last product
         size += c * shape.hidden
     if adapter:
         size += (numbers.adapter or 0) * (adapter.outputs + adapter.modules * adapter.rank)
@@ -83,9 +87,9 @@ def kept(shape: Shape, numbers: Numbers, checkpointing: Checkpointing) -> float:
 
 
 def working(shape: Shape, numbers: Numbers, checkpointing: Checkpointing) -> float:
-    """Bytes per token that the backward pass of one layer needs on top of what was kept.
+    """Return the bytes per token that the backward pass of one layer needs on top of what was kept.
 
-    That is the layer computed again, where it is, and the gradients on their way through its MLP.
+    These are the recomputed activations of the layer, if any, and the gradients inside its MLP.
     """
     c, wide = numbers.compute, shape.intermediate
     passing = c * (shape.hidden + wide) + (0 if numbers.fast else c * wide)
@@ -96,6 +100,6 @@ def working(shape: Shape, numbers: Numbers, checkpointing: Checkpointing) -> flo
     again = sum(layer_saved(shape, numbers).values())
     if checkpointing == "keep_attention":
         again -= c * shape.query
-    if checkpointing == "keep_products":  # what was kept is not there twice
+    if checkpointing == "keep_products":  # do not count kept activations twice
         again = max(again - kept(shape, numbers, checkpointing), 0.0)
     return passing + again

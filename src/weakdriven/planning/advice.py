@@ -1,4 +1,4 @@
-"""Which settings would make a stage fit, cheapest first."""
+"""Advice: settings that would make a stage fit, the cheapest first."""
 
 from dataclasses import dataclass, replace
 
@@ -14,36 +14,37 @@ OTHER = "other result"
 
 @dataclass(frozen=True)
 class Change:
-    """Overrides that would make a stage smaller."""
+    """Overrides that would reduce a stage's memory."""
 
     override: str
     saves_bytes: int
-    """Of the peak."""
+    """Bytes by which the peak would shrink."""
     time: float
-    """How many times as long the stage would take."""
+    """Factor by which the stage's time would change."""
     fits: bool
+    """Whether the stage would fit with this change alone."""
     result: str
-    """Whether the result stays the same."""
+    """Whether the result would stay the same: SAME or OTHER."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """For a stage that does not fit."""
+    """What a stage that does not fit needs, and which changes would help."""
 
     stage: str
     needs: float
     has: float
     changes: list[Change]
     together: list[str]
-    """The first overrides that fit when combined; empty if none do."""
+    """The first combination of overrides that fits; empty if none does."""
 
 
 def candidates(
     workload: Workload, recipe: Recipe, micro: int, *, on_cpu: bool, sharding: str = "none"
 ) -> list[tuple[list[str], str]]:
-    """Overrides that may help: first those that cost nothing, then those that cost time, then another result.
+    """Return overrides that may help: first free ones, then those that cost time, then those that change the result.
 
-    What a run does not support is left out: adapters under FSDP and after an M1 that is a whole model.
+    Overrides that a run would reject are left out: adapters under FSDP, or with a given M1 that is a whole model.
     """
     if workload.kind == "scan":
         size = recipe.selection.batch_tokens
@@ -66,14 +67,14 @@ def candidates(
 
 
 def advise(planner: Planner, now: Cost, room: float) -> Advice:
-    """Each change alone, and the first few that fit together; `room` is the device's memory in bytes."""
+    """Try each change alone, and find the first few that fit together; `room` is the device's memory in bytes."""
     workload, machine, recipe = now.workload, planner.machine, planner.recipe
     assert now.memory is not None
     micro = min(now.micro_batch, workload.settings.micro_batch_size) if workload.settings else 0
     choices = candidates(workload, recipe, micro, on_cpu=machine.device.is_cpu, sharding=machine.sharding)
 
     def tried(overrides: list[str]) -> tuple[float, float] | None:
-        """Bytes and seconds; None where the recipe would not accept the overrides."""
+        """Return bytes and seconds with these overrides, or None if the recipe would reject them."""
         tree = recipe.model_dump(mode="json")
         try:
             for override in overrides:
@@ -95,7 +96,7 @@ def advise(planner: Planner, now: Cost, room: float) -> Advice:
         if not together and (both := tried(joined)):
             sure = joined
             together = sure if both[0] <= room else []
-    for one in reversed(together):  # drop what is not needed, the most expensive first
+    for one in reversed(together):  # drop overrides that are not needed, the most expensive first
         fewer = [text for text in together if text != one]
         if fewer and (needs := tried(fewer)) and needs[0] <= room:
             together = fewer
@@ -103,7 +104,7 @@ def advise(planner: Planner, now: Cost, room: float) -> Advice:
 
 
 def largest_micro(planner: Planner, workload: Workload) -> int:
-    """Largest micro_batch_size that divides the batch of one device and fits; 0 if not even one row does."""
+    """Return the largest micro_batch_size that divides the batch of one device and fits; 0 if not even 1 fits."""
     settings, found = workload.settings, 0
     assert settings is not None
     rows = epoch_rows(workload, planner.recipe, planner.rows.count)

@@ -1,4 +1,4 @@
-"""The cost of each stage of a recipe: from the model's shape, the rows of the data and the machine."""
+"""Compute the cost of each stage of a recipe from the model's shape, the rows of the data and the machine."""
 
 import math
 from collections.abc import Iterable
@@ -21,15 +21,15 @@ from weakdriven.stages.workload import Workload
 from weakdriven.training.optimizer import state_bytes
 
 ANSWER_SHARE, ANSWER_LOW, ANSWER_HIGH = 0.25, 0.1, 1.0
-"""Assumed mean length of a completion, as a share of its limit, and the range that is reported."""
+"""Assumed mean length of a completion as a share of its token limit, and the range that is reported."""
 TOKEN_BYTES = 8
-"""Of a token in the tokenised file: its id and its label."""
+"""Bytes per token in the tokenized file: id and label."""
 SCORE_BYTES = 60
-"""Of a row in a file of scores, and about as much in an active set."""
+"""Bytes per row in a file of scores; about the same in an active set."""
 ANSWER_BYTES = 5
-"""Of a token of a completion, as text with what is stored next to it."""
+"""Bytes per token of a completion, as text with its metadata."""
 LIGER = {"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "olmo2", "mixtral"}
-"""Model types that Liger has layers for, for machines that are not this one."""
+"""Model types that Liger supports, for plans of other machines."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Cost:
     low: float = 0.0
     high: float = 0.0
     kept: float = 0.0
-    """Bytes on the disk once it is done."""
+    """Bytes on disk once it is finished."""
     work: float = 0.0
-    """Bytes more while it runs: checkpoints."""
+    """Additional bytes on disk while it runs: checkpoints."""
 
     def to_json(self) -> dict[str, Any]:
         memory = {name: round(size) for name, size in self.memory.parts().items()} if self.memory else None
@@ -73,7 +73,7 @@ class Cost:
 
 
 def disk_bytes(costs: Iterable[Cost]) -> tuple[float, float]:
-    """Bytes that stay on the disk once all stages have run, and the most that there are at a time."""
+    """Return the bytes on disk after all stages, and the maximum at any time."""
     kept, most = 0.0, 0.0
     for cost in costs:
         most = max(most, kept + cost.kept + cost.work)
@@ -82,7 +82,7 @@ def disk_bytes(costs: Iterable[Cost]) -> tuple[float, float]:
 
 
 def active_rows(rows: int, multiplier: float, dedup: bool) -> int:
-    """Rows of an active set; with `dedup` at most this many, which is what uniform probabilities give.
+    """Return the rows of an active set; with `dedup` the expected number for uniform probabilities, which is the most.
 
     >>> active_rows(1000, 1.0, dedup=True), active_rows(1000, 1.0, dedup=False)
     (632, 1000)
@@ -92,7 +92,7 @@ def active_rows(rows: int, multiplier: float, dedup: bool) -> int:
 
 
 def micro_batch(rows: int, batch: int, micro: int, devices: int = 1) -> tuple[int, int]:
-    """Rows of a micro-batch on one device, and micro-batches of a step; fewer rows than a batch are one batch.
+    """Return the rows of a micro-batch on one device, and the micro-batches of a step; fewer rows make a smaller batch.
 
     >>> micro_batch(1000, 512, 6), micro_batch(1000, 512, 16, devices=8)
     ((2, 256), (16, 4))
@@ -101,13 +101,13 @@ def micro_batch(rows: int, batch: int, micro: int, devices: int = 1) -> tuple[in
 
 
 def epoch_rows(workload: Workload, recipe: Recipe, count: int) -> int:
-    """Rows of an epoch of a training stage; of one whose rows are drawn or sampled, the most there can be.
+    """Return the rows of an epoch of a training stage, or an upper bound if its rows are drawn or sampled.
 
     Args:
-        count: Rows of the training data.
+        count: Number of rows of the training data.
     """
     drawn = active_rows(count, recipe.selection.multiplier, recipe.selection.dedup)
-    if workload.budget:  # the cost of WMSS in rows of SFT, if all rows were of average length
+    if workload.budget:  # the cost of WMSS in rows of SFT, as if all rows had the average length
         costs, joint = TokenCosts.of(recipe), recipe.joint
         rows = count if recipe.selection.match_steps or not recipe.selection.enabled else drawn
         first = 0 if recipe.sft.model else costs.sft * recipe.sft.epochs * count
@@ -120,9 +120,9 @@ def epoch_rows(workload: Workload, recipe: Recipe, count: int) -> int:
 
 
 def batch_is_known(workload: Workload, recipe: Recipe, count: int) -> bool:
-    """Whether the rows of a step are known before the stage's own rows: fewer than a batch are one batch.
+    """Return whether the batch size is known before the stage's rows are drawn or sampled.
 
-    Micro-batches divide it, so that one row more or less makes them larger or smaller.
+    It is not if they may be fewer than a batch: then they are one batch, whose divisors are the possible micro-batches.
     """
     if workload.settings is None or not (workload.sampled or workload.drawn):
         return True
@@ -130,18 +130,19 @@ def batch_is_known(workload: Workload, recipe: Recipe, count: int) -> bool:
 
 
 def most_pairs(block: str, recipe: Recipe, count: int) -> int:
-    """Of a method that samples: at most so many pairs or replies, one for each prompt; for RFT and SPIN each sample."""
+    """Return the maximum number of pairs or replies of a method that samples: one per prompt, or for RFT and SPIN one
+    per sample."""
     rollouts = getattr(recipe, block).rollouts
     return min(rollouts.subsample or count, count) * (rollouts.samples if block in ("rft", "spin") else 1)
 
 
 _shapes: dict[tuple[type, str, str], Shape] = {}
-"""By configuration and adapter; changed recipes and the runs of a comparison or sweep share them."""
+"""Shapes by configuration and adapter, shared by changed recipes and by the runs of a comparison or sweep."""
 
 
 @dataclass(frozen=True)
 class Planner:
-    """What the cost of every stage of a recipe depends on."""
+    """Computes the cost of every stage of a recipe."""
 
     recipe: Recipe
     machine: Machine
@@ -149,18 +150,18 @@ class Planner:
     config: Any
     """The model's configuration."""
     fast: bool | None = None
-    """Whether Liger's layers are used; None: wherever the recipe and the model allow it."""
+    """Whether Liger's layers are used; None: if the recipe and the model allow it."""
     tokenizer_bytes: float = 12e6
 
     def under(self, recipe: Recipe) -> "Planner":
-        """The same for a changed recipe, which may cut rows shorter."""
+        """Return the planner of a changed recipe, which may truncate rows."""
         names, limit = ("longest", "likely_longest", "mean"), recipe.data.max_length
         rows = replace(self.rows, **{name: min(getattr(self.rows, name), limit) for name in names})
         return replace(self, recipe=recipe, rows=rows)
 
     @property
     def shape(self) -> Shape:
-        """With the recipe's adapter, if it has one."""
+        """Shape of the model, with the recipe's adapter if there is one."""
         return self.shape_with(self.recipe.lora)
 
     def shape_with(self, lora: LoraSettings | None) -> Shape:
@@ -194,7 +195,7 @@ class Planner:
             return self._generate(workload)
         if workload.name == "merged":
             return Cost(workload, self.shape.parameters, kept=self._model_bytes(replace(self.shape, adapter=None)))
-        if workload.name.startswith("targets/"):  # ids, logits and one number a token, of the 20 largest each
+        if workload.name.startswith("targets/"):  # per token: ids and logits of the top_k, and one number
             count = most_pairs("ssb", self.recipe, rows.count)
             found = replace(self, rows=replace(rows, count=count))._scan(workload)
             return replace(found, kept=count * rows.mean * (TOKEN_BYTES + 6 * self.recipe.ssb.top_k + 4))
@@ -216,19 +217,19 @@ class Planner:
         if packing:
             fit = max(int(fit * self.recipe.data.max_length / self.rows.mean), 1)
         micro, many = micro_batch(rows, settings.batch_size, fit, devices)
-        if packing:  # a full sequence, whatever its rows are
+        if packing:  # sequences are full, whatever the lengths of their rows
             longest = settings.micro_batch_size * self.recipe.data.max_length / micro
         largest = self._step(workload, length=longest, micro=micro, accumulates=many > 1)
         mean = self._step(workload, length=self.rows.mean, micro=micro)
         steps = settings.steps(rows, workload.epochs)
         seconds = steps * step_seconds(mean, self.machine, many)
         work = micro_work(mean)
-        read = 2 * rows * self.rows.mean if workload.pairs else 0.0  # the reference's pass over both sides, once
+        read = 2 * rows * self.rows.mean if workload.pairs else 0.0  # the reference model reads both sides once
         if isinstance(settings, SupervisedSettings) and (every := settings.evaluates_every(steps)):
             evaluations = math.ceil(steps / every)
             read += workload.models * evaluations * validation_count(self.recipe, self.rows.count) * self.rows.mean
         seconds += scan_seconds(self._forward(self.rows.mean), self.machine.device, read) / devices
-        # weights of every model as they are trained, and the optimizer's state of those that learn
+        # the trained weights of every model, and the optimizer state of those that learn
         size = 2 if shape.adapter is None and self.recipe.precision == "bf16" else 4
         states = workload.trained * shape.trained * state_bytes(settings.optimizer, size)
         checkpoint = workload.models * shape.trained * size + states + self.tokenizer_bytes
@@ -273,13 +274,14 @@ class Planner:
         )
 
     def _forward(self, tokens: float) -> Step:
-        """A forward pass over rows of the mean length."""
+        """Return a forward pass over rows of the mean length."""
         precision = "fp32" if self.recipe.precision == "fp32" else "bf16"
         options: dict[str, Any] = {"fast": self.liger, "on_cpu": self.machine.device.is_cpu}
         return Step(self.shape, tokens, self.rows.mean, trained=0, precision=precision, **options)
 
     def _model_bytes(self, shape: Shape) -> float:
-        """A saved model: bf16 unless the recipe is fp32, an adapter as it was trained; and its tokenizer."""
+        """Return the bytes of a saved model (bf16 unless the recipe is fp32) or adapter (as trained), with
+        tokenizer."""
         if shape.adapter:
             return shape.adapter.parameters * (2 if shape.adapter.quantized else 4) + self.tokenizer_bytes
         return shape.parameters * (4 if self.recipe.precision == "fp32" else 2) + self.tokenizer_bytes

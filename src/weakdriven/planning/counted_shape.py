@@ -1,4 +1,4 @@
-"""Any decoder's shape, counted on torch's meta device: no weight is read or made."""
+"""Count the shape of any decoder on torch's meta device, without reading or allocating weights."""
 
 import logging
 from dataclasses import replace
@@ -18,7 +18,7 @@ from weakdriven.training.lora import lora_config, refuse_targets
 
 
 def load_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """Configuration of the causal LM that is trained; of Gemma-3 its language model."""
+    """Load the configuration of the causal LM that is trained; for Gemma-3, of its language model."""
     try:
         if is_multimodal(folder):
             return text_config(folder)
@@ -30,15 +30,20 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def count_shape(config: Any, lora: LoraSettings | None = None, *, trust_remote_code: bool = False) -> Shape:
-    """Count what the architecture's own class builds."""
+    """Build the model with its own class on the meta device and count its shape."""
     try:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
         shape = count_model(model, config)
-    except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:  # code that comes with a model
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ImportError,
+    ) as error:  # also from code that comes with a model
         raise UserError(
-            f"A plan knows decoders of the usual kind, which can be built without weights; {config.model_type} is "
-            f"none ({error})."
+            f"A plan needs a decoder that can be built without weights, but {config.model_type} cannot ({error})."
         ) from error
     return replace(shape, adapter=count_adapter(model, lora, shape.layers)) if lora else shape
 
@@ -72,7 +77,7 @@ def count_model(model: Any, config: Any) -> Shape:
 
 
 def count_adapter(model: Any, lora: LoraSettings, layers: int) -> Adapter:
-    """What PEFT itself would train."""
+    """Count the adapter that PEFT would train."""
     if lora.target_modules != "all-linear":
         refuse_targets(model, list(lora.target_modules))
     loud = logging.getLogger("peft")

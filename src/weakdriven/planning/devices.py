@@ -1,4 +1,4 @@
-"""Devices by name: published rates, and what `8xH100-80G` means."""
+"""Devices by name with their published rates, and parsing of machines such as `8xH100-80G`."""
 
 import difflib
 import re
@@ -11,16 +11,16 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator; rates are the vendor's, for dense bf16 without sparsity."""
+    """One accelerator; rates are the vendor's, for bf16 without sparsity."""
 
     name: str
     memory_gib: float
-    """What a program can allocate, a little less than what is printed on the box."""
+    """Memory that a program can allocate, a little less than the nominal size."""
     tflops: float
     bandwidth: float
-    """Of its memory, in TB/s."""
+    """Memory bandwidth in TB/s."""
     link: float = 32.0
-    """To its neighbours, in GB/s and one direction."""
+    """Bandwidth to other devices of the same computer, in GB/s and one direction."""
 
     @property
     def memory(self) -> float:
@@ -48,30 +48,31 @@ DEVICES = {
 }
 """The CPU's numbers are guesses: two cores of a small server."""
 MEASURED = "H200-141G"
-"""The only one that was measured; all others are scaled by their published rates."""
+"""The only device that was measured; the others are scaled by their published rates."""
 NODE = 8
-"""Devices of one computer, at most; assumed."""
+"""Maximum number of devices in one computer; assumed."""
 NETWORK, REACHED = 50.0, 0.8
-"""GB/s of a device to other computers (NDR InfiniBand, 400 Gb/s), and the share of it that is reached; assumed."""
+"""Bandwidth of a device to other computers in GB/s (NDR InfiniBand, 400 Gb/s), and the share of it that is reached;
+assumed."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices of one kind, and how weights are spread over them."""
+    """One or more devices of one kind, and how weights are distributed over them."""
 
     device: Device
     count: int = 1
     sharding: str = "none"
-    """`none` on one device; `ddp` keeps all on each; `fsdp` (FSDP2) shards what is trained."""
+    """`none` for one device; `ddp` keeps all weights on each device; `fsdp` (FSDP2) shards what is trained."""
 
     @property
     def split(self) -> int:
-        """Over how many devices a weight is spread."""
+        """Number of devices over which weights are sharded."""
         return self.count if self.sharding == "fsdp" else 1
 
     @property
     def link(self) -> float:
-        """What a device sends to others, in GB/s: within one computer by its own link, beyond it by the network."""
+        """Bandwidth between devices in GB/s: the device's link within one computer, else at most the network's."""
         return self.device.link if self.count <= NODE else min(self.device.link, REACHED * NETWORK)
 
     def __str__(self) -> str:
@@ -94,7 +95,7 @@ def parse_machine(text: str, sharding: str | None = None) -> Machine:
         near = difflib.get_close_matches(name, NAMES, 1, cutoff=0.4)
         hint = f" Did you mean {NAMES[near[0]].name}?" if near and count else ""
         raise UserError(
-            f"--gpus: {text!r} is not a device, or a number of them such as 8xH100-80G.{hint} Known: "
+            f"--gpus: {text!r} is not a device such as H100-80G, or several such as 8xH100-80G.{hint} Known devices: "
             f"{', '.join(DEVICES)}."
         )
     if sharding not in (None, "ddp", "fsdp"):
@@ -103,7 +104,7 @@ def parse_machine(text: str, sharding: str | None = None) -> Machine:
 
 
 def match_device(name: str) -> Device | None:
-    """The device that a driver's name, such as `NVIDIA H200`, stands for."""
+    """Return the device for a driver's name such as `NVIDIA H200`."""
     return next((device for known, device in NAMES.items() if known in _plain(name)), None)
 
 
@@ -114,4 +115,4 @@ def _plain(name: str) -> str:
 NAMES = {_plain(device.name): device for device in DEVICES.values()}
 for _device in DEVICES.values():
     NAMES.setdefault(_plain(_device.name.partition("-")[0]), _device)
-"""Devices by their names with and without memory, in lower case; a name without it means the first of its kind."""
+"""Devices by lower-case name, with and without memory; a name without memory means the first device of its kind."""

@@ -1,7 +1,7 @@
-"""Peak memory of one training step on one device, as the largest of a few moments of it.
+"""Peak memory of one training step on one device: the maximum over a few moments of the step.
 
-Gradients appear while activations go, so their sum is more than is ever there; a step is followed instead: the end of
-the forward pass, the first and the last layer of the backward pass, and its end.
+Gradients appear while activations are freed, so summing both would overestimate the peak. Instead memory is computed at
+four moments: the end of the forward pass, the first and the last layer of the backward pass, and its end.
 """
 
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ from weakdriven.training.optimizer import state_bytes
 
 Precision = Literal["bf16-mixed", "bf16", "fp32"]
 RESERVE = 1.0 * GIB
-"""CUDA's context and libraries; a guess."""
+"""Memory of the CUDA context and libraries; a guess."""
 FRAGMENTS = 0.02
-"""Share that torch's allocator holds and cannot use; a guess."""
+"""Share of memory that torch's allocator loses to fragmentation; a guess."""
 CPU_RESERVE = 0.7 * GIB
-"""Python and its libraries on a CPU; a guess."""
+"""Memory of Python and its libraries on a CPU; a guess."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Memory:
 
     @property
     def allocated(self) -> float:
-        """What torch counts as its peak."""
+        """Peak as torch counts it, without the reserve."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.loss
 
     @property
@@ -50,21 +50,21 @@ class Memory:
 
 @dataclass(frozen=True)
 class Step:
-    """One micro-batch of a training phase, and how it is trained on."""
+    """One micro-batch of a training phase, with the settings that decide its memory and time."""
 
     shape: Shape
-    """Of each model; with an adapter, adapters are what is trained."""
+    """Shape of each model; if it has an adapter, only adapters are trained."""
     tokens: float
-    """Of a micro-batch, with padding."""
+    """Tokens of the micro-batch, with padding."""
     length: float
-    """Of its longest row."""
+    """Length of its longest row."""
     models: int = 1
     trained: int = 1
-    """How many of the models learn; another one only runs forward."""
+    """Number of models that learn; the others only run forward."""
     teacher: bool = False
-    """A frozen model more, in the precision of forward passes."""
+    """Whether there is one more frozen model, in the precision of forward passes."""
     precision: Precision = "bf16-mixed"
-    """`fp16-mixed` is counted as `bf16-mixed`."""
+    """`fp16-mixed` counts as `bf16-mixed`."""
     optimizer: str = "adamw"
     checkpointing: Checkpointing = True
     offloading: bool = False
@@ -72,7 +72,7 @@ class Step:
     masked: bool = False
     eager: bool = False
     accumulates: bool = True
-    """Several micro-batches make a step, so gradients are there while the next one runs forward."""
+    """Whether a step has several micro-batches, so that gradients exist during later forward passes."""
     on_cpu: bool = False
 
     @property
@@ -81,19 +81,19 @@ class Step:
 
     @property
     def compute_bytes(self) -> int:
-        """Of a result of a matrix product."""
+        """Bytes per element of the results of matrix products."""
         return 4 if self.precision == "fp32" else 2
 
     @property
     def weight_bytes(self) -> int:
-        """Of a weight that a forward pass reads."""
+        """Bytes per weight of the models (of the base, with adapters)."""
         if self.adapted:
             return self.compute_bytes
         return 2 if self.precision == "bf16" else 4
 
     @property
     def trained_bytes(self) -> int:
-        """Of a weight that learns, and of its gradient."""
+        """Bytes per trained weight, and per gradient."""
         adapter = self.shape.adapter
         if adapter is None:
             return self.weight_bytes
@@ -110,7 +110,7 @@ class Step:
 
     @property
     def copies_weights(self) -> bool:
-        """Autocast keeps a bf16 copy of each fp32 weight that it has met."""
+        """Whether autocast keeps bf16 copies of fp32 weights."""
         return self.precision == "bf16-mixed" and not self.adapted
 
     @property
@@ -120,26 +120,26 @@ class Step:
 
 
 def base_weights(step: Step) -> float:
-    """Weights of all models, without sharding; with adapters the base is there once."""
+    """Return the bytes of all models' weights without sharding; with adapters the models share one base."""
     shape, adapter = step.shape, step.shape.adapter
     teacher = shape.parameters * step.compute_bytes if step.teacher else 0
     if adapter is None:
         return step.models * shape.parameters * step.weight_bytes + teacher
     base = shape.parameters * step.weight_bytes
-    if adapter.quantized:  # NF4, and an fp32 scale for each 64 weights
+    if adapter.quantized:  # NF4, with one fp32 scale per 64 weights
         base = shape.linear * (0.5 + 4 / 64) + (shape.parameters - shape.linear) * 2
     return base + step.models * adapter.parameters * step.trained_bytes + teacher
 
 
 def training_memory(step: Step, machine: Machine) -> Memory:
-    """The largest of the moments of a step, with what it is made of."""
+    """Return the memory at the moment of a step at which it is largest, by part."""
     shape, numbers = step.shape, step.numbers
     split = machine.split
     learns = step.trained * shape.trained
     weights = base_weights(step) / split
     gradients = learns * step.trained_bytes / split
     state = learns * state_bytes(step.optimizer, step.trained_bytes) / split
-    if split > 1:  # a layer is gathered while it works, the next one meanwhile; embedding and head stay gathered
+    if split > 1:  # one layer is gathered while it runs, and the next one prefetched; embedding and head stay gathered
         outer = shape.head * (1 if shape.tied else 2)
         weights += step.compute_bytes * (2 * shape.layer + step.models * outer)
     copies = 0.0
@@ -154,7 +154,7 @@ def training_memory(step: Step, machine: Machine) -> Memory:
     there = gradients if step.accumulates else 0.0
     first_layers = 0.0 if step.adapted else shape.layer * step.trained_bytes / split
     if not step.adapted and not shape.tied:
-        first_layers += shape.head * step.trained_bytes / split  # the embedding's own comes after all layers
+        first_layers += shape.head * step.trained_bytes / split  # the embedding's gradient comes after all layers
     start_weights = weights + (copies if step.checkpointing is False else 0.0)
     start_saved = saved + hidden + in_layer
     start_gradients = max(there, min(step.trained * embedding, gradients))
@@ -166,13 +166,14 @@ def training_memory(step: Step, machine: Machine) -> Memory:
         Memory(weights, gradients, state, embedding, moment="the embedding's gradient"),
     ]
     peak = max(moments, key=lambda moment: moment.allocated)
-    if machine.sharding == "ddp":  # its buckets are a copy of all gradients, there from the start
+    if machine.sharding == "ddp":  # its buckets are a second copy of all gradients, allocated from the start
         peak = replace(peak, gradients=peak.gradients + gradients)
     return with_reserve(peak, on_cpu=step.on_cpu)
 
 
 def loss_memory(step: Step) -> float:
-    """Tiles of logits, fp32 sums of the heads' gradients, the rounded one next to them, gradients of hidden states."""
+    """Return the bytes of the loss: a tile of logits, gradients of hidden states, and gradients of the output heads in
+    fp32, one of them also rounded."""
     shape = step.shape
     hidden = step.trained * step.tokens * shape.hidden * step.compute_bytes
     if step.adapted:
@@ -181,9 +182,9 @@ def loss_memory(step: Step) -> float:
 
 
 def forward_memory(step: Step, *, cache_tokens: float = 0.0) -> Memory:
-    """Of a model that is evaluated: weights, one layer at work, a tile of logits and the keys and values."""
+    """Return the memory of a forward pass: weights, one layer, a tile of logits, and the cache of keys and values."""
     shape, size = step.shape, step.compute_bytes
-    # the residual stream, a norm's result, and the widest of attention and MLP
+    # the residual stream, a norm's result, and the wider of attention and MLP
     in_layer = step.tokens * size * (3 * shape.hidden + 2 * max(shape.intermediate, shape.query))
     cache = cache_tokens * 2 * shape.key * shape.layers * size
     found = Memory(base_weights(step), activations=in_layer + cache, loss=step.tile, moment="the forward pass")

@@ -1,7 +1,7 @@
-"""The configuration of a model, and its shape.
+"""Read the configuration of a model and derive its shape.
 
-The configurations of usual models ship, and arithmetic gives their shapes. Another model is built on torch's meta
-device and counted there (`counted_shape.py`).
+The configurations of common models are shipped, and their shapes follow by arithmetic. Other models are built on
+torch's meta device and counted there (`counted_shape.py`).
 """
 
 import re
@@ -18,16 +18,17 @@ from weakdriven.planning.model_shape import Adapter, Shape
 from weakdriven.runs.files import read_json
 
 SHAPES = Path(__file__).with_name("shapes")
-"""A folder for each usual model, whose config.json has what decides its shape; of Gemma-3, its language model."""
+"""Folders of common models, each with the part of config.json that determines the shape (for Gemma-3, of its language
+model)."""
 VARIANT = re.compile(r"-(Base|Instruct|it|pt|Coder|Math)(?=-|$)")
-"""Parts of a model's name that say how it was trained, not its shape."""
+"""Parts of a model's name that do not affect its shape."""
 GLOBAL_EVERY = 6
 """Every sixth layer of Gemma-3 attends to all earlier tokens, the others to those in the window."""
 
 
 @dataclass(frozen=True)
 class ShippedConfig:
-    """What a config.json that ships says of a Llama, Mistral, Qwen or Gemma-3."""
+    """A shipped config.json of a Llama, Mistral, Qwen or Gemma-3."""
 
     folder: Path
     model_type: str
@@ -43,7 +44,7 @@ class ShippedConfig:
     sliding_window: int | None = None
 
     def shape(self) -> Shape:
-        """The numbers that transformers' class of this type would have."""
+        """Return the shape that transformers' class for this model type would have."""
         hidden, layers, width = self.hidden_size, self.num_hidden_layers, self.head_width
         gemma, query_norm = self.model_type == "gemma3_text", self.model_type in ("qwen3", "gemma3_text")
         products = [inputs * outputs for inputs, outputs in self.products().values()]
@@ -71,7 +72,7 @@ class ShippedConfig:
         )
 
     def adapter(self, lora: LoraSettings) -> Adapter | None:
-        """None if a target is not the name of a linear layer."""
+        """Return the adapter's size, or None if a target is not the name of a linear layer."""
         products = self.products()
         targets = list(products) if lora.target_modules == "all-linear" else set(lora.target_modules)
         if not products.keys() >= set(targets):
@@ -81,7 +82,7 @@ class ShippedConfig:
         return Adapter(lora.rank, parameters, len(targets), inputs, outputs, lora.quantize is not None)
 
     def products(self) -> dict[str, tuple[int, int]]:
-        """Input and output width of each linear layer of a decoder layer."""
+        """Return the input and output width of each linear layer in a decoder layer."""
         hidden, wide = self.hidden_size, self.intermediate_size
         query, key, value = (self.head_width * heads for heads in self.heads)
         attention = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, value)}
@@ -90,11 +91,11 @@ class ShippedConfig:
 
     @property
     def heads(self) -> tuple[int, int, int]:
-        """Of queries, keys and values."""
+        """Number of heads of queries, keys and values."""
         return self.num_attention_heads, self.num_key_value_heads, self.num_key_value_heads
 
     def to_json_string(self, use_diff: bool = True) -> str:
-        """As of transformers' configurations: what tells two of a type apart."""
+        """Return a text that identifies the configuration, like the method of transformers' configurations."""
         return repr(self)
 
     @property
@@ -103,7 +104,7 @@ class ShippedConfig:
 
 
 def config_folder(source: str) -> Path:
-    """A folder that holds config.json: a local one, the shape that ships with the package, or this file from the Hub.
+    """Return a folder with config.json: a local one, a shipped one, or one with this file from the Hub.
 
     >>> config_folder("Qwen/Qwen2.5-Coder-1.5B-Instruct").name
     'Qwen2.5-1.5B'
@@ -122,13 +123,13 @@ def config_folder(source: str) -> Path:
         return Path(cached if isinstance(cached, str) else hf_hub_download(source, "config.json")).parent
     except Exception as error:
         raise UserError(
-            f"{source} is neither a local folder nor a model whose config.json the Hub gives ({fault or error}); a "
-            "plan needs that one file, so a folder with nothing else in it is enough."
+            f"{source} is not a local folder, and its config.json could not be loaded from the Hub ({fault or error}). "
+            "A plan needs only that file: give a folder that contains it."
         ) from error
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """Configuration of the causal LM that is trained; of Gemma-3 its language model."""
+    """Read the configuration of the causal LM that is trained; for Gemma-3, of its language model."""
     if folder.parent == SHAPES:
         names = {one.name for one in fields(ShippedConfig)}
         found = read_json(folder / "config.json")
@@ -139,7 +140,7 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def shape_of(config: Any, lora: LoraSettings | None = None, *, trust_remote_code: bool = False) -> Shape:
-    """The shape of a model, with an adapter if there is one."""
+    """Return the shape of a model, with an adapter if `lora` is given."""
     if isinstance(config, ShippedConfig):
         adapter = config.adapter(lora) if lora else None
         if adapter or not lora:

@@ -1,26 +1,27 @@
-"""The numbers of a decoder that decide its cost."""
+"""The shape of a decoder: the numbers that determine its cost."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """LoRA on one model."""
+    """The LoRA adapter of one model."""
 
     rank: int
     parameters: int
-    """In the whole model."""
+    """Parameters in the whole model."""
     modules: float
-    """Adapted linear layers of an average decoder layer."""
+    """Mean number of adapted linear layers per decoder layer."""
     inputs: float
-    """Sum of their input widths."""
+    """Mean sum of their input widths per decoder layer."""
     outputs: float
+    """Mean sum of their output widths per decoder layer."""
     quantized: bool = False
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A causal LM; widths in numbers, not bytes."""
+    """The shape of a causal LM; widths in elements, not bytes."""
 
     layers: int
     hidden: int
@@ -30,20 +31,20 @@ class Shape:
     head_dim: int
     vocabulary: int
     parameters: int
-    """All; a tied head counts once."""
+    """All weights; a tied head counts once."""
     linear: int
     """Weights of the linear layers, without the head."""
     tied: bool
     tensors: int = 0
     query_norm: bool = False
-    """Queries and keys have a norm of their own (Qwen3, Gemma-3)."""
+    """Whether queries and keys have norms (Qwen3, Gemma-3)."""
     norm_after: bool = False
-    """Attention and MLP are followed by a norm too (Gemma)."""
+    """Whether attention and MLP are also followed by norms (Gemma)."""
     wide_norm: bool = False
-    """The norm multiplies by its weight in fp32 (Gemma)."""
+    """Whether norms multiply by their weight in fp32 (Gemma)."""
     window: int | None = None
     windowed: int = 0
-    """Layers whose attention looks back no further than `window`."""
+    """Number of layers with sliding-window attention over `window` tokens."""
     adapter: Adapter | None = None
 
     @property
@@ -61,7 +62,7 @@ class Shape:
 
     @property
     def products(self) -> int:
-        """Weights that each token is multiplied with."""
+        """Weights of all matrix products that a token passes through."""
         return self.linear + self.head
 
     @property
@@ -74,11 +75,14 @@ class Shape:
         return self.adapter.parameters if self.adapter else self.parameters
 
     def attention_flops(self, length: float) -> float:
-        """Forward, per token, in a causal row of this length: half of all pairs, or those in the window."""
-        full = 2 * length * self.query  # two products, a multiplication and an addition each, half of the pairs
+        """Return the forward FLOPs of attention per token, for a row of this length.
+
+        Causal attention computes half of all pairs, or those in the window.
+        """
+        full = 2 * length * self.query  # two products, multiply and add, half of the pairs: 2 * 2 / 2
         near = full if self.window is None else min(full, 4 * self.window * self.query)
         return (self.layers - self.windowed) * full + self.windowed * near
 
     def forward_flops(self, length: float) -> float:
-        """Of a forward pass, per token of a row of this length."""
+        """Return the FLOPs of a forward pass per token, for a row of this length."""
         return 2.0 * self.products + self.attention_flops(length)

@@ -1,4 +1,4 @@
-"""`weakdriven plan`: the cost of a recipe on a machine, from the configuration of its model alone."""
+"""`weakdriven plan`: predict the cost of a recipe on a machine from the configuration of its model."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -40,13 +40,13 @@ class Plan:
 
     @property
     def seconds(self) -> tuple[float, float, float]:
-        """At least, about, at most; ranges of stages add up, since what is wrong in one is wrong in all."""
+        """Low, expected and high time; the ranges of stages are added, because their errors are not independent."""
         low, about, high = (sum(getattr(cost, name) for cost in self.costs) for name in ("low", "seconds", "high"))
         return low, about, high
 
     @property
     def disk(self) -> tuple[float, float]:
-        """Bytes that stay, and the most there are at a time."""
+        """Bytes on disk after the run, and the maximum during it."""
         return disk_bytes(self.costs)
 
     @property
@@ -88,27 +88,27 @@ class Plan:
 
 
 def list_assumptions(planner: Planner, workloads: list[Workload]) -> list[str]:
-    """What is not known and assumed in the numbers."""
+    """List the facts that are unknown and assumed."""
     recipe, machine, kinds = planner.recipe, planner.machine, {workload.kind for workload in workloads}
     share = f"{100 * -np.expm1(-recipe.selection.multiplier):.0f}%"
     assumed = [
         (
             recipe.selection.dedup and any(workload.drawn for workload in workloads),
-            f"An active set has {share} of the rows, which is the most that drawing can leave.",
+            f"An active set has {share} of the rows, which is the expected maximum.",
         ),
         (
             any(workload.sampled for workload in workloads),
-            "Every prompt gives a pair or a reply to learn from (rft: every sample), which is the most there can be.",
+            "Every prompt gives a pair or a reply to learn from (rft: every sample), which is the maximum.",
         ),
         (
             "generate" in kinds,
-            f"A completion has {ANSWER_SHARE:.0%} of its limit of tokens; the range is {ANSWER_LOW:.0%} to "
+            f"A completion takes {ANSWER_SHARE:.0%} of its token limit; the range is {ANSWER_LOW:.0%} to "
             f"{ANSWER_HIGH:.0%}.",
         ),
-        (planner.fast is None and planner.liger, "liger-kernel is installed there, so that fast_layers: auto is on."),
+        (planner.fast is None and planner.liger, "liger-kernel is installed there, so fast_layers: auto uses it."),
         (
             machine.count > NODE and "train" in kinds,
-            f"More than {NODE} devices are several computers: a device sends {machine.link:.0f} GB/s, at most "
+            f"More than {NODE} devices are in several computers: a device sends {machine.link:.0f} GB/s, at most "
             f"{REACHED:.0%} of NDR InfiniBand's 400 Gb/s.",
         ),
         (machine.split > 1, "Weights, gradients and optimizer state are sharded over all devices (FSDP2)."),
@@ -117,40 +117,40 @@ def list_assumptions(planner: Planner, workloads: list[Workload]) -> list[str]:
 
 
 def list_guesses(planner: Planner, workloads: list[Workload]) -> list[str]:
-    """What none of our measurements supports."""
+    """List the parts of a plan that no measurement supports."""
     recipe, device, kinds = planner.recipe, planner.machine.device, {workload.kind for workload in workloads}
     trains, lora = "train" in kinds, recipe.lora
     offloads = any(workload.settings and workload.settings.activation_offloading for workload in workloads)
-    engine = "vLLM's speed is not known" if recipe.eval.engine == "vllm" else "measured was a model of 0.5B"
+    engine = "vLLM was not measured" if recipe.eval.engine == "vllm" else "only a model of 0.5B was measured"
     guessed = [
-        (device.is_cpu, "Time on a CPU: two cores of a small server, whatever this one is."),
+        (device.is_cpu, "Time on a CPU: assumes two cores of a small server."),
         (
             not device.is_cpu and device.name != MEASURED,
             f"Time on {device.name}: scaled from an H200 by published rates, not measured.",
         ),
         (
             trains and recipe.precision == "bf16-mixed" and not lora,
-            "bf16-mixed: measured was bf16; fp32 weights and their copies in bf16 are counted.",
+            "bf16-mixed: fp32 weights and their bf16 copies are counted, but only bf16 was measured.",
         ),
         (trains and recipe.precision == "fp16-mixed", "fp16-mixed: counted as bf16-mixed, not measured."),
-        (trains and lora and lora.quantize, "QLoRA: counted from its formats, never run by us."),
+        (trains and lora and lora.quantize, "QLoRA: counted from its number formats, not measured."),
         (
             trains and lora and not lora.quantize and recipe.precision != "bf16",
-            f"LoRA under {recipe.precision}: measured was precision bf16.",
+            f"LoRA with {recipe.precision}: only precision bf16 was measured.",
         ),
         (
             trains and planner.machine.count > 1,
-            "Several devices: counted from what is sent and the links' published rates, not measured.",
+            "Several devices: counted from the traffic and published link rates, not measured.",
         ),
         (offloads, "activation_offloading: its memory is counted, the time of its copies is not."),
         ("generate" in kinds and not device.is_cpu, f"Time of completions: {engine}."),
-        (True, "The reserve: CUDA's context and what torch's allocator cannot use, or Python on a CPU."),
+        (True, "The reserve: CUDA's context and fragmentation in torch's allocator, or Python on a CPU."),
     ]
     return [text for applies, text in guessed if applies]
 
 
 def plan_recipe(recipe: Recipe, root: Path, work: Callable[[Context], Any], **options: Any) -> Plan:
-    """Every stage that `work` asks for; `options` are those of `plan_runs`."""
+    """Plan the stages of one run that `work` asks for; `options` are those of `plan_runs`."""
     return plan_runs([recipe], root, work, **options)
 
 
@@ -163,14 +163,14 @@ def plan_runs(
     sharding: str | None = None,
     rows: int | None = None,
 ) -> Plan:
-    """Every stage that `work` asks for, on the devices named or on this machine; what a run refuses is refused.
+    """Plan every stage that `work` asks for, on the named devices or this machine; settings are checked as in a run.
 
     Args:
-        recipes: Of one run, or of the runs of a comparison or a sweep, in which a stage that several have is computed
-            once.
-        root: Run directory; if it has the data tokenised already, row lengths are known.
-        sharding: Over several devices; unset: fsdp, or ddp for adapters, DPO and SPIN, which FSDP cannot train.
-        rows: Rows of data that is not here.
+        recipes: Recipes of one run, or of the runs of a comparison or a sweep; stages that runs share count once.
+        root: Run directory; if its data is already tokenized, the row lengths are known.
+        sharding: How weights are distributed over several devices; None for fsdp, or for ddp with adapters, DPO and
+            SPIN, which FSDP cannot train.
+        rows: Number of rows, if the data is not on this machine.
     """
     planners: dict[str, Planner] = {}
     known: set[str] = set()
@@ -185,7 +185,7 @@ def plan_runs(
         planner = replace(planners[same], recipe=recipe, machine=machine)
         given = Model("sft", folder, "given") if recipe.sft.model else None
         base, room = Model("base", folder, "base"), getattr(planner.config, "max_position_embeddings", None)
-        # a listing renders nothing, so neither a tokenizer nor weights are needed
+        # listing stages needs neither a tokenizer nor weights
         context = Context(recipe, Listing(root), base, given, renderer=None, positions=room)  # pyright: ignore
         stages = {identity(stage, recipe): stage for stage in context.listed(work)}
         plans.append(plan_workloads(planner, [workload_of(stage) for key, stage in stages.items() if key not in known]))
@@ -194,16 +194,18 @@ def plan_runs(
 
 
 def identity(stage: Stage, recipe: Recipe) -> str:
-    """What two runs share if it is equal: the stage's key where nothing has to be read for it."""
+    """Return an identity of a stage that equal stages of several runs share: its key, if that needs no data."""
     if stage.name.startswith("eval/"):
         return digest([stage.name.split("/")[-1], stage.inputs["model"].key, recipe.eval.model_dump(mode="json")])
-    if workload_of(stage).kind == "data":  # its key, and those of all after it, would need the rows and the tokenizer
+    if (
+        workload_of(stage).kind == "data"
+    ):  # the real key, and all that depend on it, would need the rows and the tokenizer
         stage.__dict__["key"] = digest([stage.name, recipe.data.model_dump(mode="json")])
     return stage.key
 
 
 def joined(plans: list[Plan]) -> Plan:
-    """One plan of several runs."""
+    """Join the plans of several runs into one."""
     first = plans[0]
     return replace(
         first,
@@ -239,14 +241,14 @@ def plan_workloads(planner: Planner, workloads: list[Workload]) -> Plan:
 
 
 def planner_for(recipe: Recipe, folder: Path, machine: Machine, rows: Rows, fast: bool | None = None) -> Planner:
-    """From the configuration of the model in `folder`, and the size of its tokenizer, assumed if it is not there."""
+    """Return the planner for the model in `folder`; if that has no tokenizer, its size is assumed."""
     config = read_config(folder, trust_remote_code=recipe.trust_remote_code)
     tokenizer_bytes = float(sum(path.stat().st_size for path in folder.glob("token*.json"))) or 12e6
     return Planner(recipe, machine, rows, config, fast, tokenizer_bytes)
 
 
 def machine_at_hand() -> Machine:
-    """The GPU of each process of this run, or its part of this computer's memory."""
+    """Return this machine: one GPU per process of this run, or the CPU with each process's share of memory."""
     import torch
 
     spread = "none" if size() == 1 else "fsdp" if fsdp_is_asked_for() else "ddp"
@@ -258,7 +260,7 @@ def machine_at_hand() -> Machine:
 
 
 def main_memory() -> float:
-    """Bytes of this computer's memory, or of what its container may use."""
+    """Return the bytes of memory of this computer, or the limit of its container."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for place in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

@@ -1,7 +1,7 @@
-"""Before the first stage of a run is trained: does each stage fit in the device's memory, and all of them on the disk?
+"""Check before training that each stage fits in the device's memory, and that all of them fit on the disk.
 
-Only facts count: the longest tokenised row, the settings, memory and disk. A guess never stops a run. The same plan
-gives the remedies for a stage that runs out of memory all the same.
+Only facts stop a run: the longest tokenized row, the settings, memory and disk. The same plan suggests remedies for a
+stage that runs out of memory.
 """
 
 from collections.abc import Callable
@@ -28,20 +28,21 @@ from weakdriven.stages.data import data_stage
 from weakdriven.stages.workload import Workload
 
 TOLERANCE = 0.1
-"""Possible error of a predicted peak (docs/how-to/plan.md); what is closer to the limit is reported and not refused."""
+"""Possible error of a predicted peak (docs/how-to/plan.md). A stage closer to the limit gets a note, not an error."""
 CROWDED = 2 * GIB
-"""More than CUDA takes for a process in addition to its tensors."""
+"""More memory than CUDA takes for a process in addition to its tensors."""
 
 
 def will_run(planned: list[Planned]) -> set[str]:
-    """Names of stages that have to be computed here; a sibling's result only needs space on the disk."""
+    """Return the names of stages that must be computed; those reused from other runs need only disk."""
     return {entry.name for entry in planned if entry.reason and not entry.taken}
 
 
 def check_room(
     context: Context, data: Stage, planned: list[Planned], work: Callable[[Context], Any], *, force: bool = False
 ) -> None:
-    """Refuse a run that cannot fit in memory or on the disk; with `force`, and where it may fit, only report it."""
+    """Raise an error if a run cannot fit in memory or on the disk; if it may fit, or with `force`, only print a
+    note."""
     progress, names = context.progress, will_run(planned)
     listed = [workload for workload in context.workloads(work) if workload.name in names]
     workloads = [workload for workload in listed if workload.kind in ("train", "scan") or workload.name == "merged"]
@@ -52,56 +53,59 @@ def check_room(
         refuse_long_rows(context, max(rows.longest for rows in (planner.rows, *found)))
         try:
             costs = [planner.cost(workload) for workload in workloads]
-        except UserError as error:  # an architecture that a plan does not know trains all the same
-            progress.note(f"Whether what it trains fits in memory and on the disk is not known. {error}")
+        except UserError as error:  # an architecture that cannot be planned may still be trained
+            progress.note(f"Memory and disk of the training stages could not be predicted. {error}")
         else:
             check_memory(costs, planner, progress, force=force)
     saved = [cost for cost in costs if cost.workload.kind != "scan"]
-    ahead = [entry for entry in planned if entry.name != data.name]  # the rows are there by now
+    ahead = [entry for entry in planned if entry.name != data.name]  # the data stage is already finished
     on_main(lambda: check_disk(saved, ahead, context.run.root, progress, force=force))
 
 
 def refuse_long_rows(context: Context, longest: int) -> None:
-    """Some models fail at a token past their last position; others train it, on positions they have never seen."""
+    """Raise an error for rows longer than the model's positions.
+
+    Some models fail at such tokens, others train on positions that they have never seen.
+    """
     recipe = context.recipe
     for model in filter(None, (context.base, context.given_strong)):
         folder = context.base.folder if recipe.lora else model.folder
         room = positions(folder, trust_remote_code=recipe.trust_remote_code)
         if room is not None and longest > room:
             raise UserError(
-                f"The longest example has {longest:,} tokens, and the model in {folder} has {room:,} positions "
-                f"(max_position_embeddings); set data.max_length={room}, which cuts longer examples on the right, or "
-                "leave those examples out."
+                f"The longest example has {longest:,} tokens, but the model in {folder} has only {room:,} positions "
+                f"(max_position_embeddings); set data.max_length={room}, which truncates longer examples on the right, "
+                "or remove those examples."
             )
 
 
 def planner_here(context: Context, data: Stage) -> Planner:
-    """For this machine and the tokenised rows."""
+    """Return the planner for this machine and the tokenized rows."""
     folder = context.base.folder
     liger = fast_layers(context.recipe.fast_layers, model_type(folder))
     return planner_for(context.recipe, folder, machine_at_hand(), rows_of(data.path), liger)
 
 
 def check_memory(costs: list[Cost], planner: Planner, progress: Progress, *, force: bool) -> None:
-    """On one device, each training stage and scan alone."""
+    """Check the memory of each training stage and scan on one device."""
     room = planner.machine.device.memory
     for cost in costs:
         if cost.memory is None or (needs := cost.memory.allocated) <= room * (1 - TOLERANCE):
             continue
         sentence = describe_need(cost, planner)
         if not batch_is_known(cost.workload, planner.recipe, planner.rows.count):
-            progress.note(f"{sentence} Its rows may be fewer, and its micro-batches smaller, so it is tried.")
+            progress.note(f"{sentence} It may have fewer rows and so smaller micro-batches, so it is tried anyway.")
         elif needs * (1 - TOLERANCE) <= room:
-            progress.note(f"{sentence} The prediction may be off by {TOLERANCE:.0%}, so it is tried.")
+            progress.note(f"{sentence} The prediction may be off by {TOLERANCE:.0%}, so it is tried anyway.")
         elif force:
-            progress.note(f"{sentence} It is tried all the same (--force).")
+            progress.note(f"{sentence} It is tried anyway (--force).")
         else:
             advice = advise(planner, cost, room + cost.memory.reserve)  # the reserve is not part of `needs`
             raise UserError(f"{sentence} {remedies(advice)}")
 
 
 def describe_need(cost: Cost, planner: Planner) -> str:
-    """What a stage needs and why, in one sentence."""
+    """Return a sentence on what a stage needs and why."""
     memory, workload, device = cost.memory, cost.workload, planner.machine.device
     assert memory is not None
     sizes = {name: size for name, size in memory.parts().items() if size >= 0.05 * GIB and name != "reserve"}
@@ -111,28 +115,28 @@ def describe_need(cost: Cost, planner: Planner) -> str:
     else:
         rows = f"micro-batches of {cost.micro_batch} with rows of up to {planner.longest(workload):,} tokens"
     return (
-        f"{workload.name} needs about {memory.allocated / GIB:.1f} GiB ({split}) for {rows}, and "
-        f"{'this computer' if device.is_cpu else 'the GPU'} has {device.memory_gib:.1f}."
+        f"{workload.name} needs about {memory.allocated / GIB:.1f} GiB ({split}) for {rows}, but "
+        f"{'this computer' if device.is_cpu else 'the GPU'} has {device.memory_gib:.1f} GiB."
     )
 
 
 def remedies(advice: Advice) -> str:
-    """The cheapest changes that would do, and the way around."""
+    """Return sentences with the cheapest changes that would help, and with --force."""
     fitting = [change for change in advice.changes if change.fits][:3]
     if fitting:
         ways = "; or ".join(f"{change.override} (-{change.saves_bytes / GIB:.1f} GiB)" for change in fitting)
         found = f"Set {ways}."
     elif advice.together:
-        found = f"Set {' '.join(advice.together)}, together."
+        found = f"Set all of these: {' '.join(advice.together)}."
     else:
-        found = "No setting would make it fit: take a larger GPU or a smaller model."
-    return f"{found} weakdriven run --force tries it all the same; a stage trained so is there for other commands too."
+        found = "No setting would make it fit: use a larger GPU or a smaller model."
+    return f"{found} Or try it anyway: weakdriven run --force; other commands can then use the trained stage."
 
 
 def check_disk(costs: list[Cost], planned: list[Planned], root: Path, progress: Progress, *, force: bool) -> None:
-    """Models that will be kept, checkpoints meanwhile, and copies of reused stages that cannot be linked.
+    """Check the disk space for saved models, their checkpoints, and copies of reused stages that cannot be linked.
 
-    What else a run writes is small, and guessed in a plan.
+    Everything else that a run writes is small, and only estimated in a plan.
     """
     sizes = {entry.name: unlinkable(entry.taken, root / WORK) for entry in planned if entry.taken}
     copies = [Cost(Workload(name), kept=size) for name, size in sizes.items() if size]
@@ -142,36 +146,36 @@ def check_disk(costs: list[Cost], planned: list[Planned], root: Path, progress: 
         return
     largest = max(costs, key=lambda cost: cost.work, default=None)
     if largest and largest.work:
-        most = f"checkpoints of {largest.workload.name} are up to {gib(round(largest.work))} of it at once"
-        sentence += f", or raise save_steps ({most}; with 0 there are none, and a phase that is stopped starts again)"
+        most = f"checkpoints of {largest.workload.name} take up to {gib(round(largest.work))} of it"
+        sentence += f", or raise save_steps ({most}; 0 saves none, so a stopped phase starts again)"
     sentence += "."
     if copies:
         sentence += (
-            f" Stages of {gib(sum(sizes.values()))} are copied, because they cannot be linked, such as from another "
-            "disk; an --output next to them needs no copies."
+            f" Reused stages of {gib(sum(sizes.values()))} must be copied, because they cannot be hard-linked from "
+            "where they are; an --output on the same disk needs no copies."
         )
     if not force:
-        raise UserError(f"{sentence} weakdriven run --force tries it all the same.")
-    progress.note(f"{sentence} It is tried all the same (--force).")
+        raise UserError(f"{sentence} Or try it anyway: weakdriven run --force.")
+    progress.note(f"{sentence} It is tried anyway (--force).")
 
 
 def still_to_write(cost: Cost, root: Path) -> Cost:
-    """What is not on the disk yet; an older result stays until the run is finished (`runs/replaced.py`)."""
+    """Subtract what is already on the disk; older results stay until the run is finished (`runs/replaced.py`)."""
     return replace(cost, kept=cost.kept - held(work_folder(root, cost.workload.name)))
 
 
 def ran_out(context: Context, work: Callable[[Context], Any], name: str, error: Exception) -> UserError | None:
-    """The three cheapest remedies for a stage that ran out of memory, with what each frees; None for other errors."""
+    """Return an error with the three cheapest remedies if a stage ran out of memory; None for other errors."""
     if not is_out_of_memory(error):
         return None
     workload = next((workload for workload in context.workloads(work) if workload.name == name), None)
-    cheapest = dict[str, Change]()  # of each setting
+    cheapest = dict[str, Change]()  # the cheapest change of each setting
     if workload and workload.kind in ("train", "scan"):
         try:
             planner = planner_here(context, data_stage(context))
             for change in advise(planner, planner.cost(workload), planner.machine.device.memory).changes:
                 cheapest.setdefault(change.override.partition("=")[0], change)
-        except UserError:  # an architecture that a plan does not know
+        except UserError:  # an architecture that cannot be planned
             pass
     crowd = held_by_others() if isinstance(error, torch.OutOfMemoryError) else ""
     if not cheapest:
@@ -180,20 +184,20 @@ def ran_out(context: Context, work: Callable[[Context], Any], name: str, error: 
     listed = "; ".join(f"({place}) {describe_change(change)}" for place, change in ways)
     what = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
     return UserError(
-        f"{name} ran out of memory ({what}). The cheapest remedies, as predicted: {listed}. Run again with one of "
+        f"{name} ran out of memory ({what}). The cheapest remedies by prediction: {listed}. Run again with one of "
         f"them; finished stages are kept.{crowd}"
     )
 
 
 def held_by_others() -> str:
-    """A sentence if other processes have much of the GPU, so that the run itself may not be at fault."""
+    """Return a sentence if other processes use much of the GPU's memory, else ""."""
     try:
         free, total = torch.cuda.mem_get_info()
-    except (RuntimeError, AssertionError):  # a GPU too full to be queried, or torch without CUDA
+    except (RuntimeError, AssertionError):  # the GPU is too full to be queried, or torch has no CUDA
         return ""
     if (others := total - free - torch.cuda.memory_reserved()) < CROWDED:
         return ""
-    return f" Other processes, such as runs in parallel, hold {gib(others)} of the GPU: without them it may fit."
+    return f" Other processes, such as parallel runs, use {gib(others)} of the GPU; without them it may fit."
 
 
 def describe_change(change: Change) -> str:

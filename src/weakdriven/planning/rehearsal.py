@@ -1,7 +1,7 @@
-"""A rehearsal: two optimizer steps of every training stage on the longest rows, before the first long stage.
+"""Rehearsal: two optimizer steps of every training stage on the longest rows, before the first long stage.
 
-It uses the real trainers and settings, and the real models where they exist; M0 replaces those that do not. Its results
-are thrown away, and the random number generators are restored.
+It uses the real trainers and settings, and the real models if they exist, else M0 in their place. Its results are
+discarded, and the random number generators are restored.
 """
 
 import gc
@@ -46,19 +46,19 @@ from weakdriven.wmss.entropy import plan_batches, scan
 from weakdriven.wmss.trainer import train_joint
 
 STEPS = 2
-"""Optimizer steps: in the second one the optimizer's state is there from the beginning."""
+"""Number of optimizer steps: only in the second one does the optimizer state exist from the beginning."""
 
 
 def rehearse(context: Context, data: Stage, planned: list[Planned], work: Callable[[Context], Any]) -> list[str]:
-    """Rehearse what will be trained or scanned; returns the names of those stages.
+    """Rehearse stages that will be trained or scanned; return their names.
 
-    Of stages that differ by their rows or models alone, one is rehearsed. One that resumes from a checkpoint is not:
-    it has run here before with the same settings.
+    Of stages that differ only in their rows or models, one is rehearsed. Stages that resume from a checkpoint are not
+    rehearsed, because they have already run here with the same settings.
     """
     run = context.run
     assert isinstance(run, Run)
     if size() > 1:
-        run.progress.note("no rehearsal: it is made in one process, and there are several")
+        run.progress.note("no rehearsal, because it needs a single process")
         return []
     names, keys = will_run(planned), {entry.name: entry.key for entry in planned}
     seen, done = set[tuple[str, bool]](), list[str]()
@@ -78,7 +78,7 @@ def rehearse(context: Context, data: Stage, planned: list[Planned], work: Callab
                 except Stopped as stop:
                     raise Stopped(stop.name) from None  # nothing of a rehearsal is saved
             done.append(workload.name)
-            summary = f"rehearsed {workload.name} on the longest rows: {time.monotonic() - begin:.1f} s"
+            summary = f"rehearsed {workload.name} with the longest rows: {time.monotonic() - begin:.1f} s"
             gc.collect()
             if torch.cuda.is_available():
                 summary += f", at most {torch.cuda.max_memory_allocated() / GIB:.1f} GiB"
@@ -89,7 +89,7 @@ def rehearse(context: Context, data: Stage, planned: list[Planned], work: Callab
 
 
 def resumes(root: Path, workload: Workload, key: str) -> bool:
-    """Whether there is a checkpoint of this key; it is only checked for damage when it is read, which takes long."""
+    """Return whether there is a checkpoint with this key; it is not checked for damage, because that takes long."""
     home = work_folder(root, workload.name)
     if not (home / "state.json").is_file() or read_json(home / "state.json")["key"] != key:
         return False
@@ -98,17 +98,17 @@ def resumes(root: Path, workload: Workload, key: str) -> bool:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """One stage in a folder of its own."""
+    """Rehearses one stage in a temporary folder."""
 
     context: Context
     data: Stage
     folder: Path
     running: set[str]
-    """Names of stages that will run and replace what their folders hold now."""
+    """Names of stages that will run and replace the results that exist now."""
 
     @property
     def recipe(self) -> Recipe:
-        return self.context.recipe.model_copy(update={"report_to": []})  # trackers are for the real run
+        return self.context.recipe.model_copy(update={"report_to": []})  # only the real run reports to trackers
 
     def of(self, workload: Workload) -> None:
         if workload.settings is None:
@@ -118,7 +118,7 @@ class Rehearsal:
         settings, rows = self.shortened(workload, workload.settings)
         folder = self.folder / workload.name.replace("/", "--") / "work"
         folder.mkdir(parents=True)
-        phase = Phase(workload.name, 0, STEPS, folder, Progress(), force=True)  # it writes no model
+        phase = Phase(workload.name, 0, STEPS, folder, Progress(), force=True)  # writes no model
         tokenizer, loader = self.context.renderer.tokenizer, self.context.loader
         if isinstance(settings, SsbSettings):
             self.student(settings, rows, phase, workload.start)
@@ -134,9 +134,10 @@ class Rehearsal:
             train_supervised(model, tokenizer, rows, settings, self.recipe, phase, workload.variant, teacher)
 
     def shortened(self, workload: Workload, settings: TrainSettings) -> tuple[Any, Dataset]:
-        """The stage's own micro-batches, two to a step where it has several, filled with the longest rows.
+        """Return settings and rows for short training: the stage's micro-batch size and the longest rows.
 
-        Where their size is only known once its rows are drawn, they have one row: what fails so fails in any case.
+        A step has two micro-batches, if it has several in the run. If the size of micro-batches is only known once the
+        stage's rows are drawn, they have one row: if that fails, the stage fails in any case.
         """
         tokens = load_tokens(self.data.path / TOKENS)
         rows = epoch_rows(workload, self.recipe, len(tokens))
@@ -149,13 +150,14 @@ class Rehearsal:
         batch = micro * min(many, 2)
         order = np.argsort(-length_N, kind="stable")[:batch]
         longest = tokens.select(np.resize(order, batch))
-        # no checkpoint, on a signal neither: that of a pair may have 100 GB
+        # no checkpoints, not even on a signal: one of a pair may take 100 GB
         changes = {"batch_size": batch, "epochs": STEPS, "snapshots": [], "save_steps": 0}
         changes |= {} if packing else {"micro_batch_size": micro}
         return settings.model_copy(update=changes), longest
 
     def present(self, model: Model, *, adapted: bool = False) -> Model:
-        """The model if it is there to stay, else M0; with `lora` and where it must be `adapted`, an adapter over M0."""
+        """Return the model if it exists and will not be replaced, else M0; with `lora` and `adapted`, an adapter over
+        M0."""
         changing = any(model.folder.is_relative_to(self.context.run.root / stage) for stage in self.running)
         if not changing and any(model.folder.glob("*.safetensors")):
             return model
@@ -167,7 +169,7 @@ class Rehearsal:
         return Model("stand-in", folder, "stand-in")
 
     def student(self, settings: SsbSettings, rows: Dataset, phase: Phase, begin: Model) -> None:
-        """SSB's student, with made-up logits of a teacher."""
+        """Rehearse SSB's student with artificial logits of a teacher."""
         recipe, start = self.recipe, self.present(begin)
         adapted = recipe.model_copy(update={"lora": recipe.student_lora})
         model = Loader(adapted, self.context.base if recipe.lora else start).load(start)
@@ -178,7 +180,7 @@ class Rehearsal:
         train_student(model, self.context.renderer.tokenizer, rows, settings, adapted, phase)
 
     def scan(self) -> None:
-        """The first batch of the entropy scan, which has the longest rows."""
+        """Rehearse the first batch of the entropy scan, which has the longest rows."""
         tokens = load_tokens(self.data.path / TOKENS)
         first = plan_batches(row_lengths(tokens), self.recipe.selection.batch_tokens)[:1]
         for _ in scan(self.context.loader.load(self.context.base, train=False, scan=True), tokens, first):
@@ -186,7 +188,7 @@ class Rehearsal:
 
 
 def as_pairs(rows: Dataset) -> Dataset:
-    """The completion of a row on both sides: as long as a pair can be."""
+    """Make pairs with the same completion on both sides, which are as long as a pair can be."""
     pairs: dict[str, list[list[int]]] = {name: [] for name in COLUMNS}
     for row in rows:
         ids, labels = row["input_ids"], row["labels"]  # pyright: ignore

@@ -1,4 +1,4 @@
-"""How many training examples there are and how long they are: known from a finished data stage, sampled, or assumed."""
+"""Number and lengths of the training rows: known from a finished data stage, sampled, or assumed."""
 
 import json
 from dataclasses import dataclass
@@ -18,33 +18,33 @@ from weakdriven.runs.files import read_json
 from weakdriven.runs.manifest import MANIFEST
 
 SAMPLED = 512
-"""Examples that are looked at where the data is here and not tokenised."""
+"""Number of rows that are sampled if the data is on this machine but not tokenized."""
 ASSUMED = 100_000
-"""Examples where the data is not here; --rows says otherwise."""
+"""Assumed number of rows if the data is not on this machine; --rows overrides it."""
 MEAN_SHARE = 0.5
-"""Assumed mean length of an example, as a share of data.max_length."""
+"""Assumed mean length of a row, as a share of data.max_length."""
 VALIDATION_SHARE = 0.05
-"""Assumed rows of data.validation, as a share of the training rows, where they are not here."""
+"""Assumed number of validation rows if they are not on this machine, as a share of the training rows."""
 CHARACTERS = 3.5
-"""Assumed characters of a token where there is no tokenizer here."""
+"""Assumed characters per token if the tokenizer is not on this machine."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of the training data, and how long they are in tokens."""
+    """Number of training rows, and their lengths in tokens."""
 
     count: int
     mean: float
     longest: int
     likely_longest: int
-    """Of the ten longest the shortest: one of them is in a set that was drawn, even if the longest is not."""
+    """Length of the tenth longest row: a drawn set very likely contains one of the ten longest."""
     text_bytes: float = 0.0
-    """Of a row as it is stored next to its tokens."""
+    """Mean bytes of a row's text, which is stored next to its tokens."""
     assumptions: tuple[str, ...] = ()
 
 
 def known_rows(recipe: Recipe, root: Path) -> Rows | None:
-    """Lengths of the rows that a run there has tokenised from the same data; None if it has not."""
+    """Return the rows that a run in `root` has tokenized from the same data, or None."""
     folder = root / "data"
     if not (folder / MANIFEST).is_file():
         return None
@@ -57,13 +57,13 @@ def known_rows(recipe: Recipe, root: Path) -> Rows | None:
 
 
 def wanted_sources(recipe: Recipe) -> list[dict[str, Any]]:
-    """Several sources as the data stage records them."""
+    """Return several sources as the data stage records them, or [] for a single source."""
     sources = recipe.data.each
     return [one.model_dump(mode="json", exclude_defaults=True) for one in sources] if len(sources) > 1 else []
 
 
 def rows_of(folder: Path) -> Rows:
-    """Of a finished data stage."""
+    """Return the rows of a finished data stage."""
     length_N = np.sort(row_lengths(load_tokens(folder / TOKENS)))
     return Rows(
         count=len(length_N),
@@ -75,13 +75,16 @@ def rows_of(folder: Path) -> Rows:
 
 
 def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
-    """From the first rows of data that is here, or assumed; the longest row is then taken to be data.max_length."""
+    """Estimate the rows from the first ones if the data is on this machine, else from assumptions.
+
+    The longest row is assumed to have data.max_length tokens.
+    """
     settings, limit, left = recipe.data, recipe.data.max_length, 1 - (recipe.data.validation_share or 0)
     longest = f"The longest row has data.max_length tokens ({limit:,})."
     away = [one for one in settings.each if one.path != EMBEDDED and not Path(one.path).expanduser().exists()]
     if away:
         count = rows or settings.limit or ASSUMED
-        said = () if rows else (f"{away[0].path} is not here: {count:,} rows (--rows says otherwise).",)
+        said = () if rows else (f"{away[0].path} is not on this machine: {count:,} rows (set --rows to change).",)
         mean = MEAN_SHARE * limit
         assumed = (f"A row has {mean:,.0f} tokens on average, {MEAN_SHARE:.0%} of data.max_length.", longest)
         return Rows(
@@ -102,13 +105,13 @@ def sampled_rows(recipe: Recipe, folder: Path, rows: int | None) -> Rows:
     else:
         texts = (sum(len(turn["content"]) for turn in one.prompt) + len(one.completion) for one in sample)
         found = [min(characters / CHARACTERS, limit) for characters in texts]
-        how = f"A token has {CHARACTERS} characters, because the tokenizer is not here: {np.mean(found):,.0f} tokens a "
-        how += f"row in the first {len(sample):,}."
+        how = f"A token has {CHARACTERS} characters, because the tokenizer is not on this machine: "
+        how += f"{np.mean(found):,.0f} tokens per row in the first {len(sample):,} rows."
     return Rows(round(left * count), float(np.mean(found)), limit, limit, text_bytes=text, assumptions=(how, longest))
 
 
 def validation_count(recipe: Recipe, training: int) -> int:
-    """Validation rows next to so many training rows; assumed if they are not here."""
+    """Return the number of validation rows, given the number of training rows; assumed if they are elsewhere."""
     share, path = recipe.data.validation_share, recipe.data.validation
     if share is not None:
         return max(round(training * share / (1 - share)), 1)

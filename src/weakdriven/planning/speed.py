@@ -1,6 +1,6 @@
-"""How long a step, a scan and a completion take: counted work over rates that were measured on one H200.
+"""Time of a training step, a scan and a completion: counted work divided by rates that were measured on one H200.
 
-Constants are fitted, each to one row of benchmarks/results.csv or two (named beside it); the rest is counting.
+Each constant is fitted to one or two rows of benchmarks/results.csv, which its docstring names; the rest is counted.
 """
 
 from dataclasses import dataclass
@@ -11,54 +11,54 @@ from weakdriven.planning.memory import Step
 from weakdriven.planning.model_shape import Shape
 
 PRODUCTS = 0.55
-"""Share of a device's published bf16 rate at which training runs; fitted to joint_step "SFT, nothing recomputed"."""
+"""Share of a device's published bf16 rate that training reaches; fitted to joint_step "SFT, nothing recomputed"."""
 TRAFFIC = 13.3
-"""Passes over memory for each byte that stock layers save and Liger's do not; fitted to scan, stock against liger."""
+"""Memory passes per byte that stock layers save and Liger's do not; fitted to scan, stock against liger."""
 HOST = 1.9e-3
-"""Seconds of Python and launches for a layer, per pass of forward and of recomputation, and two for the backward pass.
-Between what two machines took where steps wait for Python: 1.7 ms in methods "sft" with Qwen2.5-0.5B (second run), 2.0
-in plan "pair, bf16" with Qwen3-0.6B. Not scaled between devices."""
+"""Seconds of Python and kernel launches per layer and pass: a forward pass or a recomputation is one pass, a backward
+pass two. This is between two machines whose steps wait for Python: 1.7 ms in methods "sft" with Qwen2.5-0.5B (second
+run), and 2.0 ms in plan "pair, bf16" with Qwen3-0.6B. It is not scaled between devices."""
 AUTOCAST = 1.3
-"""How much more there is to launch in bf16-mixed; fitted to plan "SFT, bf16-mixed" with Qwen3-0.6B."""
+"""Factor on HOST for bf16-mixed; fitted to plan "SFT, bf16-mixed" with Qwen3-0.6B."""
 SELECTIVE = 1.5
-"""How much more Python runs where checkpoints keep some results; fitted to plan "pair", keep_attention, Qwen3-1.7B."""
+"""Factor on HOST for selective recomputation; fitted to plan "pair", keep_attention, Qwen3-1.7B."""
 CASTS = 60.0
-"""Passes over a layer's fp32 input that casts and fp32 sums of bf16-mixed take in every pass of the layer; fitted to
+"""Memory passes over a layer's fp32 input, per pass of the layer, for the casts and fp32 sums of bf16-mixed; fitted to
 plan "SFT, bf16-mixed, 2 micro" with Qwen3-4B."""
 ADAPTED = 1.6
-"""How much more there is to launch with adapters on every linear layer; a guess."""
+"""Factor on HOST with adapters on every linear layer; a guess."""
 DECODE = 0.24e-3
-"""Seconds for a layer in one decoding step from a CUDA graph; fitted to generate "ours, sorted batches", batch 256."""
+"""Seconds per layer of one decoding step with a CUDA graph; fitted to generate "ours, sorted batches", batch 256."""
 STREAM = 0.51
-"""Share of the memory's published rate that fused AdamW reaches (docs/background/speed.md: 23 ms, Qwen3-4B in bf16)."""
+"""Share of the published memory rate that fused AdamW reaches (docs/background/speed.md: 23 ms, Qwen3-4B in bf16)."""
 PER_TENSOR = 0.45e-3
-"""Seconds of CPU time of an 8-bit or fp8 AdamW of torchao for a tensor, measured alone (docs/background/speed.md)."""
+"""CPU seconds per tensor of torchao's 8-bit or fp8 AdamW, measured alone (docs/background/speed.md)."""
 SPREAD = 0.25
-"""Half of the range that is reported for training; the largest error over the measured rows is below it."""
+"""Relative half-width of the reported time range of training; all errors over the measured rows are smaller."""
 FP32 = 1 / 16
-"""Rate of fp32 products beside bf16 ones, where TF32 is off; of the published figures of an H200."""
+"""Rate of fp32 products without TF32 relative to bf16, from the published rates of an H200."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a micro-step computes."""
+    """The work of one micro-batch."""
 
     flops: float
-    """Of the method: forward, backward, and forwards of frozen models."""
+    """FLOPs of the method: forward and backward passes, and forward passes of frozen models."""
     again: float
-    """What is computed a second time to save memory."""
+    """FLOPs of recomputation."""
     traffic: float
-    """Bytes moved by operations that are no products, beyond what fused layers move."""
+    """Bytes moved by elementwise operations beyond those that fused layers move."""
     passes: float
-    """Layers run, each forward, recomputation or half a backward pass as one."""
+    """Number of layer passes: a forward pass and a recomputation count one, a backward pass two."""
 
 
 def micro_work(step: Step) -> Work:
-    """One micro-batch through all models of a step."""
+    """Return the work of one micro-batch in all models of a step."""
     shape, tokens = step.shape, step.tokens
     products, attention = 2.0 * shape.products, shape.attention_flops(step.length)
     forward = shape.forward_flops(step.length)
-    # frozen weights have no gradient of their own, so the backward pass is half as long
+    # frozen weights need no gradient, so the backward pass has half the products
     backward = products + 2 * attention if step.adapted else 2 * forward
     runs = step.models + (1 if step.teacher else 0)
     flops = tokens * (runs * forward + step.trained * backward)
@@ -74,7 +74,7 @@ def micro_work(step: Step) -> Work:
     traffic = tokens * shape.layers * forwards * TRAFFIC * _stock_bytes(step)
     if step.precision == "bf16-mixed":
         traffic += tokens * shape.layers * forwards * CASTS * 4 * shape.hidden
-    if adapter := shape.adapter:  # casts and sums around adapters, by counting PEFT's operations
+    if adapter := shape.adapter:  # casts and sums around adapters, counted from PEFT's operations
         wide = step.numbers.adapter or 2
         around = (2 + 2 * wide) * adapter.inputs + (4 + 5 * wide) * adapter.outputs
         traffic += tokens * shape.layers * forwards * around
@@ -83,7 +83,8 @@ def micro_work(step: Step) -> Work:
 
 
 def _stock_bytes(step: Step) -> float:
-    """What stock layers save, per token and layer, beyond Liger's: how much more they read and write follows it."""
+    """Return the bytes per token and layer that stock layers save beyond Liger's; their extra traffic is
+    proportional."""
     if step.fast:
         return 0.0
     numbers = step.numbers
@@ -93,12 +94,12 @@ def _stock_bytes(step: Step) -> float:
 
 
 def product_rate(step: Step, device: Device) -> float:
-    """Floating-point operations a second of its matrix products."""
+    """Return the FLOPs per second of matrix products."""
     return device.tflops * 1e12 * PRODUCTS * (FP32 if step.precision == "fp32" and not device.is_cpu else 1)
 
 
 def micro_seconds(step: Step, device: Device) -> float:
-    """One micro-batch: products, the rest of the memory traffic, or Python where that takes longer."""
+    """Return the time of one micro-batch: products and memory traffic, or Python if that is slower."""
     work, rate = micro_work(step), product_rate(step, device)
     busy = (work.flops + work.again) / rate + work.traffic / (device.bandwidth * 1e12)
     if device.is_cpu:
@@ -113,7 +114,7 @@ def micro_seconds(step: Step, device: Device) -> float:
 
 
 def update_seconds(step: Step, machine: Machine) -> float:
-    """Clipping and the optimizer, once a step."""
+    """Return the time of gradient clipping and the optimizer in one step."""
     if step.optimizer in ("adamw_8bit", "adamw_fp8"):
         return PER_TENSOR * step.trained * step.shape.tensors
     weights, size = step.trained * step.shape.trained / machine.split, step.trained_bytes
@@ -123,7 +124,7 @@ def update_seconds(step: Step, machine: Machine) -> float:
 
 
 def sharded_traffic(weights: float, size: int, gradient: int, devices: int) -> float:
-    """Bytes that FSDP2 moves for a device and micro-batch: each weight there twice, its gradient back once.
+    """Return the bytes that FSDP2 sends per device and micro-batch: weights are gathered twice, gradients reduced once.
 
     >>> sharded_traffic(10, 2, 2, devices=1), sharded_traffic(10, 2, 4, devices=4)
     (0.0, 60.0)
@@ -132,7 +133,7 @@ def sharded_traffic(weights: float, size: int, gradient: int, devices: int) -> f
 
 
 def communication_seconds(step: Step, machine: Machine, *, whole_step: bool) -> float:
-    """What the links take for a micro-batch (FSDP2) or a step (DDP: gradients)."""
+    """Return the time of communication per micro-batch (FSDP2) or per step (DDP: gradients)."""
     if machine.count == 1:
         return 0.0
     weights = step.models * step.shape.parameters if not step.adapted else step.shape.parameters
@@ -146,13 +147,14 @@ def communication_seconds(step: Step, machine: Machine, *, whole_step: bool) -> 
 
 
 def step_seconds(step: Step, machine: Machine, micro_steps: int) -> float:
-    """One optimizer step of so many micro-batches on each device; what the links do hides behind the work."""
+    """Return the time of one optimizer step of `micro_steps` micro-batches; FSDP2 communicates during the
+    computation."""
     micro = max(micro_seconds(step, machine.device), communication_seconds(step, machine, whole_step=False))
     return micro_steps * micro + update_seconds(step, machine) + communication_seconds(step, machine, whole_step=True)
 
 
 def scan_seconds(step: Step, device: Device, tokens: float) -> float:
-    """One forward pass over so many tokens."""
+    """Return the time of forward passes over `tokens` tokens."""
     flops = tokens * step.shape.forward_flops(step.length)
     traffic = tokens * step.shape.layers * TRAFFIC * _stock_bytes(step)
     return flops / product_rate(step, device) + traffic / (device.bandwidth * 1e12)
@@ -161,7 +163,10 @@ def scan_seconds(step: Step, device: Device, tokens: float) -> float:
 def generation_seconds(
     shape: Shape, device: Device, *, answers: float, tokens: float, prompt: float, batch: int, size: int = 2
 ) -> float:
-    """Answers of so many tokens on average: batches one after the other, each step reading weights and cache once."""
+    """Return the time to generate `answers` completions of `tokens` tokens on average.
+
+    Batches run one after the other, and each decoding step reads the weights and the cache once.
+    """
     batches = max(answers / batch, 1.0)
     together = min(batch, answers)
     cache = together * (prompt + tokens / 2) * 2 * shape.key * shape.layers * size

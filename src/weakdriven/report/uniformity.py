@@ -7,7 +7,7 @@ import numpy as np
 from weakdriven.report.format import percent, share_words
 
 CLOSE, FAR = 0.1, 0.25
-"""Below the first total variation distance a draw is called close to uniform, from the second on far from it."""
+"""Total variation distances: a draw below the first is called close to uniform, from the second on far from it."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ REMOVED: tuple[Kind, ...] = ("exact", "near", "ngram")
 LEARN_FROM = 10_000
 """Rows from which `deduplicate` learns which words are rare."""
 SHORT = 4
-"""Fewest words and numbers of a short item that is searched in longer texts: "What is x?" is everywhere."""
+"""Fewest words and numbers of a short item that is searched for in longer texts: "What is x?" is everywhere."""
 Row = TypeVar("Row")
 
 

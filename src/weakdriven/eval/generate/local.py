@@ -254,7 +254,7 @@ def as_completion(tokenizer: PreTrainedTokenizerBase, new: list[int], sampling: 
 
 
 def fitting_batch(model: PreTrainedModel, length: int) -> int:
-    """Return how many rows of `length` tokens fit into the free memory by their keys and values."""
+    """Return how many rows of `length` tokens fit into free memory, counting keys and values."""
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
         free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)

@@ -28,7 +28,7 @@ def load_function(name: str) -> Function:
         found = getattr(importlib.import_module(module), function)
     except Exception as error:  # importing the module may raise anything
         raise UserError(
-            f"The grader python:{name} cannot be imported ({type(error).__name__}: {error}); expected a function in a "
+            f"The grader python:{name} cannot be imported ({type(error).__name__}: {error}); expected a function in an "
             "installed module or in a module of the working directory."
         ) from None
     if not callable(found):

@@ -60,7 +60,7 @@ def grade_many(
 
     Args:
         options: For "choice", the choices of each text.
-        workers: Texts graded at once; by default Python's number of threads. There is one process per core. A
+        workers: Texts graded at once; by default Python's number of threads. There is one worker process per core. A
             "python" function is called in this thread.
         timeout: Seconds for one comparison; if it takes longer, the answer is wrong with the reason `timeout`.
     """

@@ -75,7 +75,7 @@ def same_value(gold: str, answer: str) -> bool:
 def far_apart(gold: Any, answer: Any) -> bool:
     """Return whether two plain numbers differ by more than rounding.
 
-    Saves the verifier's algebra on most wrong answers, and compares small numbers, of which it sees only six decimals.
+    This spares the verifier most wrong answers, and handles small numbers, of which it sees only six decimals.
     """
     try:
         gold, answer = float(gold), float(answer)

@@ -117,7 +117,7 @@ def limit_program(job: dict) -> None:
 
 
 def forbid_uncounted_memory() -> None:
-    """Install a system call filter, if the kernel has one, that hides those calls and other calling conventions."""
+    """Install a system call filter, if the kernel has one, against these calls and other calling conventions."""
     architecture, numbers = UNCOUNTED.get(os.uname().machine, (0, ()))
     load, equal, at_least, leave = 0x20, 0x15, 0x35, 0x06
     steps = [(load, 4), (equal, architecture), (load, 0), (at_least, 0x40000000)]  # x32 calls start there

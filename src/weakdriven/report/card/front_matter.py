@@ -81,7 +81,7 @@ def licence(source: str, known: Collection[str] = ()) -> dict[str, str]:
         stated["license_name"] = values["license_name"]
     if isinstance(link, str) and link.startswith("https://"):
         stated["license_link"] = link
-    elif isinstance(link, str) and name:  # a file of its repository
+    elif isinstance(link, str) and name:  # a link relative to the base model's repository
         stated["license_link"] = f"https://huggingface.co/{name}/blob/main/{link}"
     return stated
 

@@ -31,7 +31,7 @@ class Wins:
 
 
 def is_missing(answer: Answer) -> bool:
-    """Return whether a completion holds no answer that can be graded or reached the length limit."""
+    """Return whether a completion has no answer to grade or reached the length limit."""
     return answer.get("answer") is None or answer.get("finish") == "length"
 
 

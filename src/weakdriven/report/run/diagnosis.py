@@ -69,7 +69,7 @@ def diagnosis_tables(found: dict[str, dict[str, Any]]) -> list[Cells]:
         sides = [f"{when} the round\n{pair['weak']} + {pair['strong']}" for when, pair in pairs.items()]
         columns = [pair_cells(pair) for pair in pairs.values()]
         rows = [[words, *(cells[words] for cells in columns)] for words in columns[0]]
-        tables.append(("Weak and strong mixed", ["per token", *sides], rows))
+        tables.append(("Mixture of weak and strong", ["per token", *sides], rows))
     if len(chain := found["drift"]["models"]) > 1:
         rows = [[one["model"], *(_digits(one[key]["mean"]) for key in ("mean", "centered_norm"))] for one in chain]
         tables.append(("Drift from model to model", ["model", "mean logit", "centered norm"], rows))
@@ -100,12 +100,12 @@ def pair_cells(pair: dict[str, Any]) -> dict[str, str]:
         "hard negatives amplified": percent(pair["amplified_share"]),
         "  amplified, net of lambda": percent(pair["net_amplified_share"]),
         "likeliest hard negative amplified": percent(mean["hardest_amplified"]),
-        "negative mass of strong alone": _digits(mean["negative_mass_strong"]),
+        "negative mass of the strong model": _digits(mean["negative_mass_strong"]),
         "negative mass of the mixture": _digits(mean["negative_mass_mixed"]),
         "gradient norm of SFT": _digits(mean["sft_gradient"]),
         "gradient norm of the mixture": _digits(mean["mixed_gradient"]),
-        "gradient on strong, times that of SFT": _digits(pair["gradient_over_sft"]["strong"]),
-        "gradient on weak, times that of SFT": _digits(pair["gradient_over_sft"]["weak"]),
+        "gradient on strong, relative to SFT": _digits(pair["gradient_over_sft"]["strong"]),
+        "gradient on weak, relative to SFT": _digits(pair["gradient_over_sft"]["weak"]),
         "sensitivity ratio": _digits(pair["sensitivity_ratio"]),
         "crossover (lambda_cross)": _digits(pair["crossover"]),
         "curvature between the models": _digits(mean["cross_curvature"]),

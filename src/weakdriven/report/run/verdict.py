@@ -84,7 +84,10 @@ def below_base(data: dict[str, Any]) -> list[str]:
     result = compared(pairs) if pairs else None
     if result is None or result.difference >= 0:
         return []
-    return [f"Worse than the untrained base model: {in_prose(final or '')}: {difference_words(result)}."]
+    significant = "" if result.p_items < SIGNIFICANCE_LEVEL else ", not significant"
+    return [
+        f"{in_prose(final or '')} scores lower than the untrained base model: {difference_words(result)}{significant}."
+    ]
 
 
 def started_from_m1(data: dict[str, Any], model: str) -> bool:
