@@ -177,7 +177,7 @@ def run_variant(name: str, count: int, options: argparse.Namespace) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=10_000, help="N")
+    parser.add_argument("--rows", type=int, default=10_000, help="N of the table above")
     parser.add_argument("--repeats", type=int, default=3, help="runs of verify math, deduplicate and Held.find")
     parser.add_argument("--variants", nargs="*", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--model", default=EMBEDDED, help="model whose tokenizer `tokens` uses")

@@ -264,11 +264,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=sorted(MODELS), default=["Qwen2.5-0.5B"])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME")
-    parser.add_argument("--profile", nargs="+", choices=VARIANTS, default=[], metavar="NAME", help="only these")
+    parser.add_argument(
+        "--profile", nargs="+", choices=VARIANTS, default=[], metavar="NAME", help="profile only these variants"
+    )
     parser.add_argument("--whole", action="store_true", help="a whole comparison of SFT and WMSS instead")
     parser.add_argument("--rows", type=int, default=4096, help="rows of --whole")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--shorter", type=int, default=1, help="divide the lengths, for a CPU")
+    parser.add_argument("--shorter", type=int, default=1, help="divisor of the lengths, for a CPU")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--dropped", type=int, default=3, help="first steps, which are not timed")
     parser.add_argument("--precision", choices=DTYPES, default="bf16-mixed" if torch.cuda.is_available() else "fp32")

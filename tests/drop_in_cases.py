@@ -315,7 +315,7 @@ def split_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("cp", "sp", "tp"):
         split = ParallelismConfig(**{f"{kind}_size": 2})
         monkeypatch.setattr(Accelerator, "parallelism_config", property(lambda self, split=split: split))
-        with pytest.raises(UserError, match=f"parallelism_config has {kind}_size=2, which splits rows or weights"):
+        with pytest.raises(UserError, match=f"parallelism_config has {kind}_size=2, which splits sequences or weights"):
             refuse_sharding(trainer)
 
 

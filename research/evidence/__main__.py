@@ -32,7 +32,7 @@ def main() -> None:
     adding.add_argument("--student", required=True)
     adding.add_argument("--call", action="append", default=[], metavar="METHOD=NAME", help="another name for a method")
     adding.add_argument("--part", default="", help="suffix for more files of one student and study")
-    adding.add_argument("--commit", default=None, help="of the code that ran")
+    adding.add_argument("--commit", default=None, help="commit of the code that ran")
     adding.add_argument("--results", type=Path, default=FOLDER / "results")
     more = commands.add_parser("also", help="add answers of `weakdriven eval run` to a result file as another method")
     more.add_argument("file", type=Path)

@@ -4,8 +4,8 @@
 
 It reads the run's tokens, M0, M1, entropies, active set and recipe. It compares the entropies of some rows with those
 of dense logits, the selection probabilities and the draw with the paper's formula, and the loss of every logged step
-and the final strong model with its own training loop. Where they agree, the package trains correctly. It supports full
-training on one device with the defaults of WMSS: formula `paper`, `adamw`, linear schedule.
+and the final strong model with its own training loop. What agrees is no artefact of how the package trains. It supports
+full training on one device with the defaults of WMSS: formula `paper`, `adamw`, linear schedule.
 """
 
 import argparse

@@ -34,7 +34,7 @@ HYPOTHESES = {
 SEEDS = 5
 """Seeds that every hypothesis needs."""
 GAIN, SAME = 0.01, 0.015
-"""Smallest difference that counts as a gain, and the half-width of the equivalence interval."""
+"""Smallest difference that counts as a gain, and the half-width of the range that counts as no difference."""
 UNSCORED = {*SHARED, "wdjt_only", "sft_compute", "uniform_active"}
 """Methods that need no entropies; the others scan all rows with two models."""
 DRAWS = 2000
@@ -58,7 +58,7 @@ class Trained:
     over_sft: float | None
     """Time relative to two epochs of SFT in the same files, and so under the same load."""
     epochs: float | None
-    """Compute in epochs of SFT: 1 for each trained token, 1/3 for each token that is only scored."""
+    """Compute in epochs of SFT; a token that is only scored counts a third of a trained one."""
     cut: float
     """Share of answers that reached the token limit."""
 

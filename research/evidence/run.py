@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--take-from", type=Path, help="reuse identical M1 and baselines from these runs")
     parser.add_argument("--no-rehearsal", action="store_true", help="skip the rehearsal of memory")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
-    parser.add_argument("--commit", default="", help="of the code that runs")
+    parser.add_argument("--commit", default="", help="commit of the code that runs")
     args = parser.parse_args()
     if args.only and (whole := [study for study in args.studies if study not in POINTED]):
         parser.error(f"--only is for {', '.join(POINTED)}; {whole[0]} cannot run in part.")

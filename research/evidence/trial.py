@@ -49,11 +49,11 @@ def main() -> None:
     parser.add_argument("--validation", action="store_true", help="evaluate on the validation problems")
     parser.add_argument("--part", default="", help="suffix for more files of one student")
     parser.add_argument("--first", type=int, default=42, help="first seed")
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
     parser.add_argument("--jobs", type=int, default=5, help="seeds at once")
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--results", type=Path, default=FOLDER / "trial")
-    parser.add_argument("--commit", default="unknown", help="of the code that runs")
+    parser.add_argument("--commit", default="unknown", help="commit of the code that runs")
     parser.add_argument("--collect", action="store_true", help="run nothing, only collect what is finished")
     args = parser.parse_args()
     groups: dict[str, list[str]] = {"screens": [*SCREENS], "arms": [*ARMS]}

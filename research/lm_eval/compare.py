@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, type=Path, help="folder of the model that was evaluated")
     parser.add_argument("--adapter", type=Path, help="folder of a PEFT adapter over it")
-    parser.add_argument("--results", required=True, type=Path, help="what weakdriven eval wrote")
+    parser.add_argument("--results", required=True, type=Path, help="output folder of weakdriven eval")
     parser.add_argument("--precision", default="bf16", choices=["bf16", "fp32"])
     parser.add_argument("--batch-size", type=int, default=16)
     options = parser.parse_args()

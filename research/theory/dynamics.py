@@ -131,7 +131,7 @@ class Shielding(Finding):
 
 
 def shielding(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, strong_weight: float = 0.5) -> Shielding:
-    """Check that the Hessian, and so the weak model's influence, vanishes no faster than the gradient.
+    """Check that the Hessian, and so the weak model's influence, vanishes as fast as the gradient.
 
     The paper shows that its limit is 0 as P_mix becomes onehot(y). The trace divided by the gradient's size is between
     P(y) and (1 + P(y)) / 2, so this ratio goes to 1, not 0: curvature does not vanish first, but learning as a whole

@@ -138,7 +138,7 @@ def negative_mass(strong_TV: Logits, weak_TV: Logits, target_T: Targets, *, stro
 
 @dataclass(frozen=True, kw_only=True)
 class Amplification(Finding):
-    """Whether a token's gradient grows exactly if the condition on the target's probability is met.
+    """Whether a token's gradient grows if and only if the condition on the target's probability is met.
 
     The slack is the logarithm of the factor: above 0 where the gradient grows.
     """

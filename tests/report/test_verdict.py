@@ -134,7 +134,7 @@ def test_a_model_below_the_untrained_base_is_said_to_be_and_is_not_called_better
     evaluate(run, "round-1", right(60))
     evaluate(run, "baseline-sft", right(40))
     data = load_run(run)
-    assert verdict(data)[0].startswith("WMSS (round 1) is worse than the untrained base model: -10.0 points")
+    assert verdict(data)[0].startswith("WMSS (round 1) scores lower than the untrained base model: -10.0 points")
     assert outcome(data) == "open"
     evaluate(run, "base", right(60))
     assert "untrained" not in " ".join(verdict(load_run(run))) and outcome(load_run(run)) == "better"

@@ -168,7 +168,7 @@ WORKS: dict[str, Check] = {
 NOT_SUPPORTED: dict[str, Check] = {
     "prompt tuning, prefix tuning, P-tuning": outside_layers,
     "an adapter on `lm_head`": refused(
-        "LORA on lm_head, which acts where",
+        "LORA on lm_head, which the mixed loss",
         extras=lambda: {"peft_config": LoraConfig(target_modules=["q_proj", "lm_head"])},
     ),
     "their load-balancing loss, `router_aux_loss_coef`": refused(

@@ -85,7 +85,9 @@ def below_base(data: dict[str, Any]) -> list[str]:
     if result is None or result.difference >= 0:
         return []
     significant = "" if result.p_items < SIGNIFICANCE_LEVEL else ", not significant"
-    return [f"{in_prose(final or '')} is worse than the untrained base model: {difference_words(result)}{significant}."]
+    return [
+        f"{in_prose(final or '')} scores lower than the untrained base model: {difference_words(result)}{significant}."
+    ]
 
 
 def started_from_m1(data: dict[str, Any], model: str) -> bool:
