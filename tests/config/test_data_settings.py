@@ -59,8 +59,8 @@ def test_other_rows_are_not_cut_at_the_limit_that_was_chosen_for_a_recipes_own(t
     [
         ([], "path is required but missing"),
         ({"path": "a", "sources": TWO}, "path and sources are both set"),
-        ({"sources": TWO, "limit": 3}, "limit is set next to sources"),
-        ({"sources": TWO, "fields": {"prompt": "x"}}, "fields is set next to sources"),
+        ({"sources": TWO, "limit": 3}, "limit is set together with sources"),
+        ({"sources": TWO, "fields": {"prompt": "x"}}, "fields is set together with sources"),
         ([{"path": "a", "weight": 0}, {"path": "b", "weight": 1}], r"data.sources.0.weight: .*greater than 0"),
         ([{"path": "a", "weight": -1}, {"path": "b", "weight": 1}], r"data.sources.0.weight: .*greater than 0"),
         ([{"path": "a", "weight": 1}, {"path": "b"}], "1 of 2 sources have a weight, and b has none"),

@@ -79,7 +79,7 @@ def data_show(
     give_chat_template(tokenizer, chat_template, model or EMBEDDED, setting="--chat-template")
     renderer = Renderer(tokenizer, settings.domain, settings.style, settings.system_prompt)
     renderer.check()
-    note = "" if model else "; --model names another"
+    note = "" if model else "; choose another model with --model"
     Console().print(f"Tokens of {model or EMBEDDED}{note}", markup=False, highlight=False, soft_wrap=True)
     many = cheap_count(source, settings.split)
     looked = {"rows": rows, "max_length": settings.max_length, "count": many and min(many, settings.limit or many)}
@@ -100,7 +100,7 @@ def data_build(
     output: Annotated[Path, typer.Option(help="Folder for the result; the same folder resumes.", callback=here)],
     benchmarks: Annotated[str, typer.Option(help="Drop rows that overlap with these: names, all, or none.")] = "all",
     data_dir: DataDir = None,
-    limit: Annotated[int | None, typer.Option(help="Use only this many first rows of each source.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of rows per source, taken from the start.")] = None,
     teacher: Annotated[
         str | None, typer.Option(help="Model that generates the completions, here or at teacher.url.")
     ] = None,

@@ -40,7 +40,9 @@ def eval_run(
     output: Annotated[Path, typer.Option(help="Folder for the results; the same folder resumes.", callback=here)],
     settings: KeyValues = None,
     data_dir: DataDir = None,
-    limit: Annotated[int | None, typer.Option(help="Use only this many first items of each benchmark.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Maximum number of items per benchmark, taken from the start.")
+    ] = None,
     replace: Replace = False,
     quiet: Quiet = False,
     debug: Debug = False,

@@ -18,7 +18,7 @@ class SourceSettings(Settings):
     fields: dict[str, str] = Field(default={})
     """Like `data.fields`."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only this many first rows."""
+    """Maximum number of rows, taken from the start (default: all)."""
     weight: float | None = Field(default=None, gt=0)
     """Share of the mixture, relative to the weights of the other sources (default: all rows)."""
 
@@ -65,7 +65,8 @@ class DataSettings(Settings):
 
     `drop` leaves them out and counts them; `allow` trains on them."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only this many first rows. Overriding a recipe's `data.path` also removes its limit."""
+    """Maximum number of rows, taken from the start (default: all). Overriding a recipe's `data.path` removes its
+    limit."""
     validation: str | None = None
     """Source of validation rows, like `path`; no model trains on them, and the loss of every model is reported."""
     validation_split: str = "validation"
@@ -97,7 +98,7 @@ class DataSettings(Settings):
             raise ValueError("path and sources are both set; remove one of them")
         for name in ("split", "fields", "limit"):
             if self.sources and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} is set next to sources; give each of the sources its own")
+                raise ValueError(f"{name} is set together with sources; set it in each of the sources instead")
         weighted = [one.path for one in self.sources if one.weight is not None]
         if weighted and len(weighted) < len(self.sources):
             missing = next(one.path for one in self.sources if one.weight is None)
@@ -110,8 +111,8 @@ class DataSettings(Settings):
             place = (one.path if "://" in one.path else os.path.normpath(one.path), one.split)
             if place in seen:
                 raise ValueError(
-                    f"sources name {one.path} twice, and no row is used twice; name it once, and give it a larger "
-                    "weight if you want more of it"
+                    f"sources name {one.path} twice, but a row cannot be used twice; name it once, with a larger weight "
+                    "if you want more of it"
                 )
             seen.add(place)
         return self

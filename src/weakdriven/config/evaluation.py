@@ -49,7 +49,7 @@ class EvalSettings(EngineSettings):
     snapshots: bool = False
     """Also evaluate the snapshots that training phases save."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only this many first items of each benchmark."""
+    """Maximum number of items per benchmark, taken from the start (default: all)."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Maximum tokens of a completion (default: the benchmark's own)."""
     max_prompt_tokens: int = Field(default=4096, ge=1)

@@ -168,7 +168,7 @@ class Recipe(Settings):
     """All settings of a run."""
 
     name: str = Field(default="recipe", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the run (default: the recipe's file name). A run directory belongs to one name."""
+    """Name of the run (default: the recipe's file name). Using a run directory of another name is an error."""
     method: Literal["wmss", Baseline] = "wmss"
     """`wmss` is the paper's method; the name of a baseline trains that baseline alone."""
     model: str

@@ -73,7 +73,7 @@ class TrainSettings(Settings):
         return rows // min(self.batch_size, rows) * (self.epochs if epochs is None else epochs)
 
     def saves(self, steps: int) -> int:
-        """Return the maximum number of checkpoints in a phase, with the one at its last step or at a signal.
+        """Return the maximum number of checkpoints in a phase, including one at its last step or when it is stopped.
 
         >>> TrainSettings(save_steps=50).saves(120), TrainSettings(save_steps=0).saves(120)
         (3, 0)

@@ -107,7 +107,10 @@ def _outcome(result: Any, why: str) -> str:
 
 
 def attempt(work: Callable[[], Any], log: Path) -> tuple[Any, str]:
-    """Return the result of `work` and an error message (empty if it succeeded); bugs write a traceback into `log`."""
+    """Return the result of `work` and an error message, empty if it succeeded.
+
+    The traceback of an error that the user cannot fix is written into `log`.
+    """
     try:
         return work(), ""
     except Exception as error:

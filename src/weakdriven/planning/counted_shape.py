@@ -35,7 +35,13 @@ def count_shape(config: Any, lora: LoraSettings | None = None, *, trust_remote_c
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
         shape = count_model(model, config)
-    except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:  # code that comes with a model
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ImportError,
+    ) as error:  # also from code that comes with a model
         raise UserError(
             f"A plan needs a decoder that can be built without weights, but {config.model_type} cannot ({error})."
         ) from error

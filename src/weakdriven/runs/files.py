@@ -120,7 +120,7 @@ def append_jsonl(path: Path, rows: Iterable[dict[str, Any]], *, sealed: bool = F
     Args:
         sealed: Add a checksum to each row, so that `salvage_jsonl` notices a changed byte.
     """
-    # half a surrogate pair becomes its JSON escape, a date in a Parquet row its text
+    # write an unpaired surrogate as its JSON escape, and a date from Parquet as text
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines((_sealed if sealed else _line)(row) for row in rows)
 
@@ -165,7 +165,7 @@ def link(source: str, target: str) -> None:
     """Hard-link a file, or copy it if that is impossible; for shutil.copytree."""
     try:
         os.link(os.path.realpath(source), target)
-    except OSError:  # another disk, one without hard links, or a file of another user
+    except OSError:  # on another disk, on one without hard links, or owned by another user
         shutil.copy2(source, target)
 
 

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 LIBRARIES = ("weakdriven", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "math-verify")
-LIBRARIES += ("torchao", "liger-kernel", "bitsandbytes")  # their absence is worth recording too
+LIBRARIES += ("torchao", "liger-kernel", "bitsandbytes")  # optional, so their absence is recorded too
 CORES = "WEAKDRIVEN_CORES"
 """Environment variable with a run's share of the cores, set for runs in parallel."""
 
