@@ -111,8 +111,8 @@ class DataSettings(Settings):
             place = (one.path if "://" in one.path else os.path.normpath(one.path), one.split)
             if place in seen:
                 raise ValueError(
-                    f"sources name {one.path} twice, but a row cannot be used twice; name it once, with a larger weight "
-                    "if you want more of it"
+                    f"sources name {one.path} twice, but a row cannot be used twice; name it once, with a larger "
+                    "weight if you want more of it"
                 )
             seen.add(place)
         return self
