@@ -108,7 +108,7 @@ def test_a_run_without_a_file_has_the_recipe_that_init_writes(rows, tmp_path):
     init(rows)
     written = load_recipe(str(tmp_path / "recipe.yaml"), ["sft.epochs=2", "seed=7"])
     assert asked_recipe("sft.epochs=2", ["seed=7"], MODEL, rows, "arithmetic") == written
-    with pytest.raises(UserError, match=r"Both a recipe \(demo\)"):
+    with pytest.raises(UserError, match=r"recipe .demo. and --model"):
         asked_recipe("demo", [], MODEL, rows, "arithmetic")
     with pytest.raises(UserError, match=r"Missing: --data"):
         asked_recipe(None, None, MODEL, None, "arithmetic")

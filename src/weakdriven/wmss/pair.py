@@ -121,6 +121,7 @@ class WeakStrongPair(nn.Module):
         target = targets(labels, position_ids, attention_mask)
         # indices wait for the GPU once; a mask would wait once per model
         place = (target != IGNORE).flatten().nonzero()[:, 0]
+        items = float(len(place) if num_items_in_batch is None else num_items_in_batch)
 
         def supervised(model: Any) -> Tensor:
             return hidden_states(model, inputs)[:, :-1].flatten(0, 1).index_select(0, place)
@@ -129,13 +130,13 @@ class WeakStrongPair(nn.Module):
         with torch.set_grad_enabled(self.weak_trainable and torch.is_grad_enabled()):
             weak_TE = supervised(self.weak) if self.weak_runs else None
         target_T = target.flatten().index_select(0, place)
-        return self._mixed_loss(strong_TD, weak_TE, target_T, num_items_in_batch)  # pyright: ignore
+        return self._mixed_loss(strong_TD, weak_TE, target_T, items)  # pyright: ignore
 
     @torch.compiler.disable
     def _mixed_loss(
-        self, strong_TD: Tensor | None, weak_TE: Tensor | None, target_T: Tensor, items: Tensor | int | None
+        self, strong_TD: Tensor | None, weak_TE: Tensor | None, target_T: Tensor, items: float
     ) -> PairOutput:
-        scale = 1 / max(float(len(target_T) if items is None else items), 1.0)
+        scale = 1 / max(items, 1.0)
         options: dict[str, Any] = {"strong_weight": self.strong_weight, "strong_anchor": self.strong_anchor}
         options |= {"scale": scale, "implementation": self.implementation}
         loss, statistics = mixed_cross_entropy_with_statistics(
@@ -146,7 +147,7 @@ class WeakStrongPair(nn.Module):
             unknown if row is None or hidden is None else summed_mean_logit(hidden, row)
             for hidden, row in zip((strong_TD, weak_TE), self._mean_rows, strict=True)
         )
-        return PairOutput(loss, torch.tensor(len(target_T), device=target_T.device), statistics, (strong, weak))
+        return PairOutput(loss, target_T.new_full((), len(target_T)), statistics, (strong, weak))
 
     # Attributes that users and callbacks read from a trained model. Those by which Trainer and accelerate decide how to
     # train one model are left out (get_input_embeddings, tie_weights, quantization, device maps).

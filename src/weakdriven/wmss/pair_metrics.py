@@ -61,8 +61,8 @@ class PairMetrics(TrainerCallback):
 
     def add(self, inputs: dict[str, Any], output: PairOutput) -> None:
         """Add a micro-batch to the sums on the device, so that nothing waits for it before the optimizer step."""
-        mask, device = inputs.get("attention_mask"), output.loss.device
-        num_tokens = torch.tensor(inputs["input_ids"].numel(), device=device) if mask is None else mask.sum()
+        mask, tokens = inputs.get("attention_mask"), output.num_tokens
+        num_tokens = tokens.new_full((), inputs["input_ids"].numel()) if mask is None else mask.sum()
         sums = torch.stack([num_tokens, output.num_tokens, *output.statistics, *output.mean_logits]).float()
         self.pending = sums if self.pending is None else self.pending + sums
 
