@@ -82,7 +82,7 @@ def test_the_old_setting_takes_back_what_was_replaced_before_the_run_was_finishe
     ours = {name: value for name, value in results(run).items() if not name.startswith(REPLACED)}
     assert ours == {name: value for name, value in before.items() if name in ours}
     assert "taken_from" not in read_json(run / "round-1/strong/manifest.json")
-    assert any(".replaced holds" in note for note in recorder.notes), (
+    assert any(".replaced contains" in note for note in recorder.notes), (
         "what was begun with the other setting is kept too"
     )
 
