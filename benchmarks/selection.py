@@ -3,9 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/selection.py
     OMP_NUM_THREADS=1 python benchmarks/selection.py --rows 1000000 --output /tmp/selection.csv
 
-Every variant starts from both entropy columns, draws as many rows as there are examples, and ends with the sorted
-distinct rows. It runs in its own process. Memory is the growth of the resident set, including both columns (16 bytes
-per row).
+Every variant starts from both entropy columns, draws one row per example, and ends with the sorted distinct rows. It
+runs in its own process. Memory is the growth of the resident set, including both columns (16 bytes per row).
 """
 
 import argparse

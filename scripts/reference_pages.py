@@ -49,7 +49,7 @@ def commands_page() -> str:
         "| command | |",
         "|---|---|",
     ]
-    order = [name for name in root.list_commands(None)]
+    order = root.list_commands(None)
     lines += [
         f"| [`{name}`](#weakdriven-{name}) | {cell(root.commands[name].get_short_help_str(200))} |" for name in order
     ]

@@ -18,7 +18,7 @@ from weakdriven.training.arguments import training_order
 
 
 def uniform_draw(context: Context, name: str, round_number: int, data: Stage, active: Stage) -> Stage:
-    """Draw as many rows as `active` has, uniformly; with replacement unless `selection.dedup` is set."""
+    """Draw uniformly, the same number of rows as in `active`; with replacement unless `selection.dedup` is set."""
     recipe = context.recipe
     seed = [recipe.seed, round_number, 1]
 
